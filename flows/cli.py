@@ -90,9 +90,12 @@ def curate(
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of model, data and summary; the run is in ./checkpoints.")] = Path(
-        "runs/quickstart"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of model, data and summary; the run is in TRINITY_CHECKPOINT_ROOT_DIR (./checkpoints)."
+        ),
+    ] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of model, data and run.")] = 42,
     config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
 ) -> None:

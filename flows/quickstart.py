@@ -8,18 +8,23 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 from flows.local.connection import PrefectConnection
+from trinity_core.config import stages
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.tracking.mlflow_writer import ui_command
 
-PROJECT = "Trinity-Flows"
+DEFAULT_OUT = Path("runs/quickstart")
+NOTE = "quickstart.json"
+"""In each folder of a quick start: its seed."""
 VIEWERS = ("xdg-open", "open")
 """Programs that open a picture on a desktop."""
 
@@ -27,45 +32,60 @@ VIEWERS = ("xdg-open", "open")
 def quickstart(out: Path, seed: int, config: Path) -> str:
     """Make model and data in `out` and run everything; the summary's text, which `<out>/summary.json` has as JSON.
 
-    The run is where `trinity up` looks for runs, named after `out`. Raises TrinityError where `out` or the run is of
+    The run is where `trinity up` looks for runs, under `run_name`. Raises TrinityError where `out` or the run is of
     another seed, and would be taken for this one's.
     """
     began = time.monotonic()
     out = out.expanduser()
     checkpoints = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()
-    name = re.sub(r"[^\w.-]+", "-", out.absolute().name)
-    claim(out, seed)
-    claim(out, seed, checkpoints / PROJECT / name)
     overrides = [
         f"seed={seed}",
-        f"project={PROJECT}",
-        f"name={name}",
+        f"name={run_name(out)}",
         f"checkpoint_root_dir={checkpoints}",
         f"model.model_path={out / 'model'}",
     ]
     os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
     with PrefectConnection() as prefect:
+        checked = load_checked(config, overrides)
+        claim(out, seed, [checked.job_dir, *(stage.job_dir for stage in stages(checked))])
         make_tiny(out, seed)
         prepared = time.monotonic()
-        result = prefect.run("pipeline", load_checked(config, overrides), config, overrides)
+        result = prefect.run("pipeline", checked, config, overrides)
     summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
 
 
-def claim(out: Path, seed: int, folder: Path | None = None) -> None:
-    """Note whose quick start `out`, or the run's `folder`, holds. Raises TrinityError if it is another seed's."""
-    folder = folder or out
-    note = folder / "quickstart.json"
-    known = read_json(note) or {}
-    if known.get("seed", seed) != seed:
-        another = shlex.quote(f"OUT={out}_{seed}")
-        raise TrinityError(
-            f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
-            f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove {folder}."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(note, {"seed": seed})
+def run_name(out: Path) -> str:
+    """The last part of `out`, with eight hexadecimal digits of its path unless it is `DEFAULT_OUT`.
+
+    All runs are in one folder, where those of `a/first` and `b/first` must not be the same.
+    """
+    name = re.sub(r"[^\w.-]+", "-", out.absolute().name)
+    if out.absolute() == DEFAULT_OUT.absolute():
+        return name
+    return f"{name}_{sha256(str(out.resolve()).encode()).hexdigest()[:8]}"
+
+
+def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
+    """Note whose quick start `out` and the folders of the run and its stages hold.
+
+    Raises TrinityError if one of them is another seed's; then nothing is noted.
+    """
+    folders = list(dict.fromkeys([out, *run_folders]))
+    for folder in folders:
+        known = read_json(folder / NOTE) or {}
+        if known.get("seed", seed) != seed:
+            another = shlex.quote(f"OUT={out}_{seed}")
+            there = shlex.join(str(each) for each in folders if each.exists())
+            raise TrinityError(
+                f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
+                f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove what is there: "
+                f"`rm -r {there}`."
+            )
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / NOTE, {"seed": seed})
 
 
 def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
         if error:
             st.error(f"{error}\n\nCorrect the text beside, or discard the changes.")
         elif not tree:
-            recipe_form(settings)
+            recipe_form(settings, draft.file)
         else:
             fill_in(draft, tree, found.problems)
             for title, draw in SECTIONS.items():
@@ -56,13 +56,16 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
 
 
 def present_draft(settings: StudioSettings) -> ConfigDraft:
-    """The draft of the file in the address, or of the command line's."""
-    file = settings.root / st.query_params.get("file", "")
-    if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
-        file = settings.file
+    """The draft of this session: at first that of the file in the address, or of the command line's."""
     draft: ConfigDraft | None = st.session_state.get("draft")
-    if draft is None or draft.file != file:
+    if draft is None:
+        file = settings.root / st.query_params.get("file", "")
+        if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
+            file = settings.file
         draft = st.session_state.draft = ConfigDraft.opened(file, settings.drafts)
+    # A run of the page that was asked for before a change of the address brings the former one back.
+    if st.query_params.get("file") != (shown := settings.shown(draft.file)):
+        st.query_params["file"] = shown
     return draft
 
 
@@ -82,12 +85,15 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
     put("file", shown)
 
     def load() -> None:
-        st.query_params["file"] = st.session_state["file"]
+        try:
+            st.session_state.draft = ConfigDraft.opened(settings.root / st.session_state["file"], settings.drafts)
+        except (OSError, UnicodeDecodeError) as error:
+            st.toast(f"The file cannot be read: {error}")
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
         if st.button("New", icon=":material/add:", help="Begin from a recipe"):
-            new_dialog(settings)
+            new_dialog(settings, draft.file)
 
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
@@ -176,7 +182,7 @@ def save_and_start(
     draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, key="actions"):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
             if draft.objections(draft.file):
                 confirm_save(draft, settings)

@@ -12,17 +12,17 @@ from studio.settings import StudioSettings
 
 
 @st.dialog("New configuration", width="large")
-def new_dialog(settings: StudioSettings) -> None:
+def new_dialog(settings: StudioSettings, present: Path) -> None:
     """`recipe_form` in a dialog."""
-    recipe_form(settings)
+    recipe_form(settings, present)
 
 
-def recipe_form(settings: StudioSettings) -> None:
+def recipe_form(settings: StudioSettings, present: Path) -> None:
     """Choose a recipe and a name; the new file is written and opened."""
     found = {recipe.title: recipe for recipe in recipes()}
     captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in found.values()]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        name = st.text_input("Save as", value=settings.shown(_free_name(settings)))
+        name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
         create = st.button("Create", type="primary", key="create")
     title = st.radio("Begin from", list(found), captions=captions)
     file = settings.root / name.strip()
@@ -33,12 +33,12 @@ def recipe_form(settings: StudioSettings) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        save(ConfigDraft(file, found[str(title)].text), file, settings)
+        save(ConfigDraft(file, found[str(title)].text, drafts=settings.drafts), file, settings)
 
 
-def _free_name(settings: StudioSettings) -> Path:
-    """The file of the command line, or the first of its kind that is free."""
-    names = (settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
+def _free_name(settings: StudioSettings, present: Path) -> Path:
+    """The present file if it does not exist yet, or the first name that is free."""
+    names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
     return next((file for file in names if not file.exists()), settings.file)
 
 
@@ -74,5 +74,4 @@ def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
         st.error(f"`{settings.shown(file)}` cannot be saved: {error}")
         return
     st.session_state.draft = draft
-    st.query_params["file"] = settings.shown(file)
     st.rerun()

@@ -24,7 +24,10 @@ STYLE = """<style>
   .stColumn:has(> .stVerticalBlock > .stLayoutWrapper > .st-key-beside), .stColumn:has(.st-key-beside) {
     position: sticky; top: 4rem; align-self: flex-start; max-height: calc(100vh - 5rem); overflow-y: auto }
 }
-@media (max-width: 1099px) { .stHorizontalBlock:has(.st-key-beside) { flex-direction: column }
+@media (max-width: 1099px) { .stMainBlockContainer { padding-bottom: 6rem }
+  .st-key-actions { position: fixed; bottom: 0; left: 0; right: 0; z-index: 9; padding: .6rem 1rem;
+    backdrop-filter: blur(14px); border-top: 1px solid #8885 }
+  .stHorizontalBlock:has(.st-key-beside) { flex-direction: column }
   .stHorizontalBlock:has(.st-key-beside) > .stColumn { width: 100%; flex: 1 1 auto } }
 </style>"""
 

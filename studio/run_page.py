@@ -85,14 +85,14 @@ def show_facts(run: Run) -> None:
     left = None if run.state.is_over else files.seconds_left
     facts = {
         "Score": score_text(files.score, files.interval),
-        "Step": f"{files.step}{total}" if files.step else "none yet",
+        **({} if files.steps else {"Step": f"{files.step}{total}" if files.step else "none yet"}),
         "Began": when(run.began, now),
         "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
     }
     if left is not None:
         facts["Left, about"] = duration(left)
-    facts |= {"Algorithm": files.algorithm or "–", "Model": files.model or "–"}
-    with st.container(horizontal=True, gap="large", key="facts"):
+    facts |= {"Algorithm": " → ".join(files.steps) or files.algorithm or "–", "Model": files.model or "–"}
+    with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
             st.html(f'<div class="fact"><span>{plain(name)}</span><b>{plain(value)}</b></div>', width="content")
 
@@ -187,6 +187,9 @@ def show_configuration(run: Run, runs: Sequence[Run]) -> None:
 
 def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
     """A table of the keys in which configurations differ."""
+    if not all(configs.values()):
+        st.caption("Not every one of these runs has recorded its configuration: older releases did not.")
+        return
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = [key for own in flat.values() for key in own]
     differing = [key for key in dict.fromkeys(keys) if len({own.get(key) for own in flat.values()}) > 1]

@@ -133,6 +133,10 @@ def find_runs(
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
+    ids = {run.flow_run.id: name for name, run in runs.items() if run.flow_run is not None}
+    for name, run in runs.items():  # a pipeline that has no folder yet
+        if run.flow_run is not None and run.flow_run.parent in ids:
+            parents.setdefault(name, ids[run.flow_run.parent])
     named = {name: replace(run, parent=parents.get(name, "")) for name, run in runs.items()}
     return list(_nested([_with_stages(run, named) for run in named.values()]))
 
@@ -251,8 +255,8 @@ def _nested(runs: Sequence[Run]) -> Iterator[Run]:
         if not run.parent:
             yield run
             stages = [f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values()]
-            parts = {part.name: part for part in runs if part.parent == run.name}
-            yield from (parts[name] for name in dict.fromkeys(stages) if name in parts)
+            parts = [part for part in runs if part.parent == run.name]
+            yield from sorted(parts, key=lambda part: stages.index(part.name) if part.name in stages else len(stages))
 
 
 def _began(run: Run) -> datetime:

@@ -29,10 +29,9 @@ def poll(seconds: float = math.inf, pause: float | None = None) -> Iterator[floa
     began = time.monotonic()
     while True:
         yield time.monotonic() - began
-        elapsed = time.monotonic() - began
-        if elapsed > seconds:
+        if (rest := _rest(time.monotonic() - began, seconds, pause)) is None:
             return
-        time.sleep(pause or (QUICK_PAUSE if elapsed < QUICK_SECONDS else SLOW_PAUSE))
+        time.sleep(rest)
 
 
 async def poll_async(seconds: float = math.inf, pause: float | None = None) -> AsyncIterator[float]:
@@ -40,10 +39,16 @@ async def poll_async(seconds: float = math.inf, pause: float | None = None) -> A
     began = time.monotonic()
     while True:
         yield time.monotonic() - began
-        elapsed = time.monotonic() - began
-        if elapsed > seconds:
+        if (rest := _rest(time.monotonic() - began, seconds, pause)) is None:
             return
-        await asyncio.sleep(pause or (QUICK_PAUSE if elapsed < QUICK_SECONDS else SLOW_PAUSE))
+        await asyncio.sleep(rest)
+
+
+def _rest(elapsed: float, seconds: float, pause: float | None) -> float | None:
+    """Seconds until the next look; None if there is none."""
+    if elapsed > seconds:
+        return None
+    return pause or (QUICK_PAUSE if elapsed < QUICK_SECONDS else SLOW_PAUSE)
 
 
 def retry(

@@ -23,6 +23,8 @@ WORKER_LIMIT = 4
 """Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
 END_SECONDS = 45.0
 """For a run to save and end: its trainer has 20 s, and Ray's processes end after it."""
+CLOCK_SECONDS = 2.0
+"""By which the times of the database and of a process may differ."""
 TAKEN = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
@@ -79,14 +81,20 @@ def crashed_runs(client: SyncPrefectClient, since: datetime) -> list[FlowRun]:
 def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | None:
     """The process of this machine that works on a run; None if there is none, or none any more.
 
-    Whether another user's process works on the run, only that user can tell.
+    Whether another user's process works on the run, only that user can tell. One that began after Prefect last heard of
+    the run does not: it has the id of a process that has ended.
     """
     try:
         process = psutil.Process(int(run.infrastructure_pid or ""))
+        began = process.create_time()
+    except (ValueError, psutil.Error):
+        return None
+    try:
         return process if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run.id) else None
     except psutil.AccessDenied:
-        return "another user's"
-    except (ValueError, psutil.Error):
+        heard = run.updated.timestamp() if run.updated else began
+        return None if began > heard + CLOCK_SECONDS else "another user's"
+    except psutil.Error:
         return None
 
 

@@ -16,7 +16,7 @@ from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
 from trinity_core.checkpoints.manifest import write_manifest
-from trinity_core.checkpoints.shards import Partition, merge, shard_files, write_shards
+from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout, shard_name
@@ -80,7 +80,7 @@ def test_our_own_shards(tmp_path, dtype, tied, ranks):
     assert folder == actor / "huggingface"
 
 
-def test_flat_partitions(tmp_path):
+def test_flat_pieces_are_refused(tmp_path):
     model = tiny()
     actor = folder_for(tmp_path, 1, model)
     tensors, ranks = weights_of(model), 3
@@ -93,8 +93,6 @@ def test_flat_partitions(tmp_path):
         torch.save(content, actor / shard_name("model", ranks, rank))
     with pytest.raises(DataError, match="how it was cut"):
         convert(actor.parent)
-    write_shards(actor, {name: Partition(tuple(t.shape)) for name, t in tensors.items()})
-    check(convert(actor.parent), model)
 
 
 def save_dtensors(actor, tensors, mesh_shape, placements_of):

@@ -333,3 +333,69 @@ def test_two_columns_of_a_name_are_refused(tmp_path):
     (tmp_path / "train.csv").write_text("question,answer,question\na,b,c\n")
     with pytest.raises(DataError, match="'question'"):
         read_rows(str(tmp_path / "train.csv"))
+
+
+ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
+
+
+def test_files_that_other_tools_wrote_are_read(tmp_path):
+    """By pandas, pyarrow and datasets, each as it writes them by default."""
+    import pyarrow
+    from datasets import Dataset
+    from pyarrow import feather
+
+    frame = Dataset.from_list(ROWS).to_pandas()
+    frame.to_json(tmp_path / "a.jsonl.gz", orient="records", lines=True)
+    frame.to_csv(tmp_path / "b.tsv", sep="\t", index=False)
+    frame.to_csv(tmp_path / "c.csv.gz", index=False)
+    frame.to_json(tmp_path / "d.json.gz", orient="records")
+    feather.write_feather(pyarrow.Table.from_pandas(frame), str(tmp_path / "e.feather"))
+    for file in sorted(tmp_path.iterdir()):
+        read = read_rows(str(file))
+        assert read.rows == ROWS and not read.rejected, file
+        assert str(read.locations[0]).startswith(f"{file}:")
+
+
+def test_what_datasets_saved_to_disk_is_read(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    whole = Dataset.from_list(ROWS)
+    whole.select([4, 0]).save_to_disk(tmp_path / "one")
+    assert read_rows(str(tmp_path / "one")).rows == [ROWS[4], ROWS[0]]
+    DatasetDict(train=whole, test=whole.select([1])).save_to_disk(
+        tmp_path / "splits", num_shards={"train": 2, "test": 1}
+    )
+    assert read_rows(str(tmp_path / "splits"), "train").rows == ROWS
+    assert read_rows(str(tmp_path / "splits"), "test").rows == [ROWS[1]]
+    with pytest.raises(DataError, match="validation"):
+        read_rows(str(tmp_path / "splits"), "validation")
+
+
+def test_a_pattern_names_files_that_are_one_data_set(tmp_path):
+    for name in ("easy/b.jsonl", "easy/a.jsonl", "hard/a.jsonl", "notes.txt"):
+        jsonl(tmp_path / name, [{"file": name}])
+    assert [row["file"] for row in read_rows(f"{tmp_path}/**/a.*").rows] == ["easy/a.jsonl", "hard/a.jsonl"]
+    assert [row["file"] for row in read_rows(f"{tmp_path}/easy/*").rows] == ["easy/a.jsonl", "easy/b.jsonl"]
+    with pytest.raises(DataError, match=r"no data file matches"):
+        read_rows(f"{tmp_path}/*.csv")
+
+
+@pytest.mark.parametrize("names", [["0f3a9bc1.jsonl", "9c2b33aa.jsonl"], ["part-00000.jsonl", "part-00001-x.jsonl"]])
+def test_parts_without_a_split_are_the_train_split(tmp_path, names):
+    for name in names:
+        jsonl(tmp_path / name, [{"file": name}])
+    assert [row["file"] for row in read_rows(str(tmp_path)).rows] == names
+    with pytest.raises(DataError):
+        read_rows(str(tmp_path), "test")
+
+
+def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
+    import gzip
+
+    whole = gzip.compress(b'{"a": 1}\n' * 10000)
+    (tmp_path / "x.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz"):
+        read_rows(str(tmp_path / "x.jsonl.gz"))
+    (tmp_path / "x.jsonl.gz").write_bytes(b'{"a": 1}\n')
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz"):
+        read_rows(str(tmp_path / "x.jsonl.gz"))

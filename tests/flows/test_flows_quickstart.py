@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 
-from flows.quickstart import as_text, claim
+from flows import cli
+from flows.quickstart import as_text, claim, run_name
 from trinity_core.errors import TrinityError
 
 
@@ -76,11 +79,25 @@ def test_another_seed_gets_a_folder_that_can_be_pasted(out: Path) -> None:
 
 
 def test_a_run_of_another_seed_is_not_taken_for_this_ones(out: Path) -> None:
-    """The run is not in the folder of model and data, which may have been removed."""
-    claim(out, 1, Path("checkpoints/p/run"))
-    claim(out, 2)
-    with pytest.raises(TrinityError, match=r"checkpoints/p/run holds the quick start of seed 1.*OUT=my runs/it"):
-        claim(out, 2, Path("checkpoints/p/run"))
+    """Neither the run nor its stages are in the folder of model and data, which may have been removed."""
+    run, stage = Path("checkpoints/p/run"), Path("checkpoints/p/run_sft")
+    claim(out, 1, [run, stage])
+    for removed in (out, run):
+        rmtree(removed)
+        with pytest.raises(TrinityError, match=r"holds the quick start of seed 1.*OUT=my runs/it") as refused:
+            claim(out, 2, [run, stage])
+        assert not out.exists(), "a refused quick start notes nothing"
+    claim(out, 1, [run, stage])
+    with pytest.raises(TrinityError) as refused:
+        claim(out, 2, [run, stage])
+    subprocess.check_call(str(refused.value).split("`")[-2], shell=True)
+    claim(out, 2, [run, stage])
+
+
+def test_folders_of_one_name_have_runs_of_their_own(out: Path) -> None:
+    assert run_name(Path("a/first")) != run_name(Path("b/first")) == run_name(Path("b/first").absolute())
+    default = inspect.signature(cli.quickstart).parameters["out"].default
+    assert run_name(default) == run_name(default.absolute()) == "quickstart"
 
 
 def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:

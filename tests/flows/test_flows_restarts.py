@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 
 from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
-from flows.local.worker import mark_ended, worker_name
+from flows.local.worker import is_gone, mark_ended, process_of, worker_name
 from tasks.prefect_api import api_client
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -53,6 +54,24 @@ AGAIN = ("RESTARTED", "Pending", "Running", "Crashed")
 )
 def test_killed_runs_are_restarted_twice_an_hour(names: tuple[str, ...], minutes: float, expected: int | None) -> None:
     assert restarts_left(states(*names, minutes=minutes)[::-1], NOW, 2) == expected
+
+
+@pytest.mark.parametrize("began_later", [True, False])
+def test_another_users_process_that_began_later_does_not_work_on_a_run(
+    began_later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut ids of processes are given out again. One that began earlier may work on the run."""
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Running
+
+    def refuse(process: psutil.Process) -> dict[str, str]:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "environ", refuse)
+    heard = datetime.fromtimestamp(psutil.Process().create_time() + (-60 if began_later else 60), UTC)
+    run = FlowRun(flow_id=uuid4(), infrastructure_pid=str(os.getpid()), state=Running(), updated=heard)
+    assert process_of(run) == (None if began_later else "another user's")
+    assert is_gone(run) == began_later
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""An engine of a mixture of experts in a process of its own, started by `test_inference_experts`.
+"""Engines of mixtures of experts in a process of their own, started by `test_inference_experts`.
 
-Loads weights from every source and prints, for each, the largest gap in a log-prob to transformers.
+Each loads weights from every source; printed is, for each, the largest gap in a log-prob to transformers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def logprobs(model: Any) -> torch.Tensor:
         return model(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
 
 
-async def main(kind: str, folder: Path) -> dict[str, float]:
+async def gaps_of(kind: str, folder: Path) -> dict[str, float]:
     torch.manual_seed(0)
     model = MODELS[kind]()
     model.save_pretrained(folder / "model")
@@ -92,4 +92,4 @@ async def main(kind: str, folder: Path) -> dict[str, float]:
     return gaps
 
 
-print(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))
+print(json.dumps({kind: asyncio.run(gaps_of(kind, Path(sys.argv[1]) / kind)) for kind in MODELS}))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from trinity_core.errors import DataError
-from trinity_core.inference.async_llm import AsyncLLMEngine
+from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.methods import open_versions
@@ -98,3 +103,82 @@ def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_f
     asyncio.run(AsyncLLMEngine(EngineSettings(str(tiny_folder), 100))._start())
     tokens, _ = EngineArgs.get_batch_defaults(1)
     assert tokens[context[0]] == max(tokens.values())
+
+
+CHILD = """
+import sys, time
+print("INFO all is well", file=sys.stderr)
+print("(EngineCore pid=1) ERROR 01-01 00:00:00 [core.py:1] ValueError: no room for the KV cache", file=sys.stderr)
+print("(EngineCore pid=1) RuntimeError: Engine core failed. See root cause above.", file=sys.stderr)
+"""
+
+
+def test_the_reason_of_vllms_processes_reaches_the_error(capfd):
+    with pytest.raises(RuntimeError) as failure, reasons_of_children():
+        subprocess.run([sys.executable, "-c", CHILD], check=True)
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+    assert str(failure.value).endswith("ValueError: no room for the KV cache")
+    print("later", file=sys.stderr, flush=True)
+    written = capfd.readouterr().err
+    assert "all is well" in written and "later" in written, "the log has all of it"
+
+
+def test_an_error_of_our_own_stays_as_it_is():
+    with pytest.raises(KeyError), reasons_of_children():
+        raise KeyError("x")
+
+
+REAL = """
+import asyncio, json, sys
+from pathlib import Path
+import numpy as np
+from trinity_core.inference.async_llm import AsyncLLMEngine
+from trinity_core.inference.requests import Request, Sampling, WeightSource
+from trinity_core.inference.settings import EngineSettings
+
+async def main(model, folder):
+    engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8))
+    await engine.start()
+    greedy = Sampling(max_tokens=8, temperature=0.0)
+    def requests(mark):
+        return [Request(f"{mark}{n}", np.arange(5 + n, dtype=np.int32), greedy, n) for n in range(3)]
+    before = (await engine.generate(requests("a"))).unpack()
+    scores = await engine.score([*range(5), *before[0].tokens.tolist()])
+    report = await engine.load(WeightSource("checkpoint", folder), 1)
+    after = (await engine.generate(requests("b"))).unpack()
+    print(json.dumps({
+        "lengths": [len(sample.tokens) for sample in before],
+        "gap": max(abs(a - b) for a, b in zip(scores[4:], before[0].logprobs.tolist())),
+        "versions": [sorted(set(s.versions.tolist())) for s in (before[0], after[0])],
+        "same": before[0].tokens.tolist() == after[0].tokens.tolist(),
+        "version": report.version,
+    }))
+    await engine.stop()
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tmp_path):
+    """The real AsyncLLM, on the CPU: what it samples it scores alike, and a version that is loaded passes the check."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(tiny_folder / "model.safetensors")
+    torch.manual_seed(0)
+    changed = [(name, tensor + 0.5 * torch.randn_like(tensor)) for name, tensor in tensors.items()]
+    open_versions("checkpoint", tmp_path).publish(1, changed)
+    script = tmp_path / "real.py"
+    script.write_text(REAL)
+    environment = os.environ | EngineSettings("model", 64, threads=1).environment()
+    del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    ran = subprocess.run(
+        [sys.executable, script, tiny_folder, tmp_path], capture_output=True, text=True, timeout=400,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])}, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
+    assert told["lengths"] == [8, 8, 8] and told["gap"] < 1e-4
+    assert (told["version"], told["versions"], told["same"]) == (1, [[0], [1]], False)

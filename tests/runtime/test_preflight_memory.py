@@ -25,6 +25,7 @@ from trinity_core.runtime.preflight.resource_estimate import (
 from trinity_core.runtime.preflight.trainer_memory import (
     BUCKET,
     MAX_LIVE,
+    PIECE,
     MicroBatches,
     TrainedModel,
     activation_bytes,
@@ -157,7 +158,7 @@ def test_offloaded_optimizer_leaves_gradients_on_the_gpu_under_zero_2_alone():
         model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, offloaded=True)
         assert model.optimizer().bytes == 0
         assert model.update().bytes + model.kept_gradients().bytes == 2 * BUCKET + kept
-        assert model.on_host().bytes == 18 * part + 12 * part
+        assert model.on_host().bytes == 18 * part + PIECE, "optimizer state is saved in pieces"
         weights = replace(model, weights_offloaded=True)
         assert weights.weights().bytes == (0 if stage == 3 else 2 * 8 * BUCKET)
 

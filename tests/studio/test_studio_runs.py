@@ -188,6 +188,13 @@ def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) 
     assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", str(job)]
 
 
+def test_a_stage_in_prefect_stands_below_its_pipeline_before_there_are_folders(tmp_path: Path) -> None:
+    parent = flow_run("all", "RUNNING", flow="pipeline")
+    stage = flow_run("all_sft", "RUNNING", minutes=1, parent=parent.id)
+    runs = find_runs(tmp_path, [parent, stage])
+    assert [(run.name, run.parent) for run in runs] == [("p/all", ""), ("p/all_sft", "p/all")]
+
+
 def test_a_launch_as_a_command_and_as_parameters() -> None:
     launch = Launch("rft", "my.yaml", ("seed=1",))
     assert launch.command == ["run", "--config", "my.yaml", "seed=1"]

@@ -116,6 +116,7 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
     )
     engine, folder = Recorder(), MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
     sender = NcclSender(0, source, EngineGroup([engine], 1), folder)
+    sender.copy()
     sender.send(5)
     assert sent == ["a", "b"]
     assert folder.latest() == 5

@@ -22,10 +22,9 @@ from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher
 from trinity_core.sync.weight_check import WeightCheck
-from trinity_core.training import start
+from trinity_core.training import publish
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.publish import Publisher, kept_versions
-from trinity_core.training.start import PolicyWeights, trainer_rank
+from trinity_core.training.publish import PolicyWeights, Publisher, kept_versions, trainer_rank
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = WeightCheck((1, 2), (-1.0,))
@@ -49,6 +48,8 @@ class Sender:
 
     def __init__(self, versions: MemoryVersions, weights: Any = ()) -> None:
         self.versions, self.weights, self.sent, self.held = versions, weights, [], {}
+
+    def copy(self) -> None: ...
 
     def send(self, version: int, check: WeightCheck | None = None, kept: Any = None) -> None:
         self.sent.append(version)
@@ -170,7 +171,7 @@ def test_gathered_tensors_are_copied_for_a_push(monkeypatch: Any) -> None:
         for value in (1.0, 2.0):
             yield str(value), one.fill_(value)
 
-    monkeypatch.setattr(start, "weights", gathered)
+    monkeypatch.setattr(publish, "weights", gathered)
     assert [t.item() for _, t in list(VllmWeights(PolicyWeights(engine)))] == [1.0, 2.0]
 
 

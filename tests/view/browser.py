@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import json
 import shutil
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,42 +118,65 @@ class Page:
         path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
 
 
-@asynccontextmanager
-async def opened(address: str, folder: Path, most_seconds: float = 10 * SECONDS) -> AsyncIterator[Page]:
-    """A page in a browser of its own; skipped where there is no Chromium.
+class Browser:
+    """One Chromium for all tests of this process; it ends with the process."""
 
-    What it shows when an assertion fails is in `folder`, as `failed.png`.
-    """
+    def __init__(self, program: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        options += [f"--user-data-dir={self._folder.name}", "--remote-debugging-port=0"]
+        self._process = subprocess.Popen(
+            [program, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        atexit.register(self.close)
+
+    async def address(self) -> str:
+        """Of its debugging protocol."""
+        path = Path(self._folder.name, "DevToolsActivePort")
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while not (path.exists() and path.read_text().count("\n")):
+            in_time = asyncio.get_running_loop().time() < deadline
+            assert self._process.poll() is None and in_time, "Chromium does not start"
+            await asyncio.sleep(0.05)
+        return f"http://127.0.0.1:{path.read_text().split()[0]}"
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(SECONDS)
+        self._folder.cleanup()
+
+
+@cache
+def browser() -> Browser:
+    """The browser; the test is skipped where there is no Chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package: chromium)")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    data = folder / "chromium"
-    command = [program, *options, f"--user-data-dir={data}", "--remote-debugging-port=0", "about:blank"]
-    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(most_seconds):
-            port = await _port(data / "DevToolsActivePort", browser)
-            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                [target] = [each for each in await answer.json() if each["type"] == "page"]
-            async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+    return Browser(program)
+
+
+@asynccontextmanager
+async def opened(address: str, folder: Path, most_seconds: float = 10 * SECONDS) -> AsyncIterator[Page]:
+    """A page in a tab of its own; skipped where there is no Chromium.
+
+    What it shows when an assertion fails is in `folder`, as `failed.png`.
+    """
+    async with aiohttp.ClientSession() as session, asyncio.timeout(most_seconds):
+        devtools = await browser().address()
+        async with session.put(f"{devtools}/json/new?about:blank") as answer:
+            tab = await answer.json(content_type=None)
+        try:
+            async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                 page = Page(socket)
                 for domain in ("Page", "Runtime", "Log"):
                     await page.call(f"{domain}.enable")
+                await page.call("Page.bringToFront")
                 await page.call("Page.navigate", url=address)
                 try:
                     yield page
                 except AssertionError:
                     await page.picture(folder / "failed.png")
                     raise
-    finally:
-        browser.terminate()
-        browser.wait(SECONDS)
-
-
-async def _port(path: Path, browser: subprocess.Popen[bytes]) -> int:
-    deadline = asyncio.get_running_loop().time() + SECONDS
-    while not (path.exists() and path.read_text().count("\n")):
-        assert browser.poll() is None and asyncio.get_running_loop().time() < deadline, "Chromium does not start"
-        await asyncio.sleep(0.05)
-    return int(path.read_text().split("\n")[0])
+        finally:
+            await (await session.get(f"{devtools}/json/close/{tab['id']}")).release()

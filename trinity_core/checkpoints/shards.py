@@ -1,8 +1,7 @@
 """Reads a model's shards, in any of these formats, into whole tensors by Hugging Face name.
 
-- Our trainer: `model_world_size_W_rank_r.pt` hold whole tensors, each in the file of one rank, or partitions that
-  `shards.json` describes.
-- FSDP: the same file names; each holds `DTensor` shards (or a rank's flat piece) of every parameter.
+- Our trainer: `model_world_size_W_rank_r.pt` hold whole tensors, each in the file of one rank.
+- FSDP: the same file names; each holds `DTensor` shards of every parameter.
 - Megatron: a `torch.distributed.checkpoint` folder, see `megatron`.
 
 Files are loaded with `weights_only`: nothing in them is executed.
@@ -10,48 +9,19 @@ Files are loaded with `weights_only`: nothing in them is executed.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
-from trinity_core.files import write_json
 
 if TYPE_CHECKING:
     import torch
 
-SHARDS = "shards.json"
 SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-
-
-@dataclass(frozen=True)
-class Partition:
-    """How a parameter was partitioned: flattened, padded at the end to a multiple of the ranks, split evenly."""
-
-    shape: tuple[int, ...]
-    """Of the whole parameter."""
-
-
-def write_shards(actor: Path, partitions: dict[str, Partition]) -> None:
-    """Record that each rank's file holds one flat piece of each of these parameters (ZeRO 3)."""
-    entries = {name: asdict(partition) for name, partition in partitions.items()}
-    write_json(actor / SHARDS, {"format": 1, "parameters": entries})
-
-
-def read_shards(actor: Path) -> dict[str, Partition]:
-    """The partitions that `write_shards` recorded; empty if parameters are whole."""
-    try:
-        entries = json.loads((actor / SHARDS).read_text())["parameters"]
-        return {name: Partition(tuple(entry["shape"])) for name, entry in entries.items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{actor / SHARDS} cannot be read: {error!r}") from error
 
 
 def shard_files(actor: Path) -> list[Path]:
@@ -74,9 +44,8 @@ def shard_files(actor: Path) -> list[Path]:
 def merge(actor: Path) -> dict[str, torch.Tensor]:
     """The whole tensors of the shards in `actor`. Raises `DataError` if the shards do not match."""
     ranks = [load_shard(path) for path in shard_files(actor)]
-    partitions = read_shards(actor)
     names = list(dict.fromkeys(name for rank in ranks for name in rank))
-    return {name: _whole(name, [rank[name] for rank in ranks if name in rank], partitions) for name in names}
+    return {name: _whole(name, [rank[name] for rank in ranks if name in rank]) for name in names}
 
 
 def load_shard(path: Path) -> dict[str, Any]:
@@ -109,7 +78,7 @@ def _safe_types() -> list[Any]:
     return [OrderedDict, DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial]
 
 
-def _whole(name: str, pieces: Sequence[Any], partitions: dict[str, Partition]) -> torch.Tensor:
+def _whole(name: str, pieces: Sequence[Any]) -> torch.Tensor:
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -118,24 +87,11 @@ def _whole(name: str, pieces: Sequence[Any], partitions: dict[str, Partition]) -
         raise DataError(f"the entry {name} of a model shard is a {type(first).__name__}, not a tensor")
     if isinstance(first, DTensor):
         return merge_dtensors(name, pieces)
-    if name in partitions:
-        return merge_flat(name, pieces, partitions[name])
     if len(pieces) == 1 or all(torch.equal(first, piece) for piece in pieces[1:]):
         return first
     raise DataError(
-        f"the ranks hold different pieces of {name} and nothing says how it was cut (neither DTensor nor {SHARDS})"
+        f"the ranks hold different pieces of {name} and they are no DTensors, so nothing says how it was cut"
     )
-
-
-def merge_flat(name: str, pieces: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:
-    """Join flat pieces and remove the padding at the end."""
-    import torch
-
-    size = math.prod(partition.shape)
-    flat = torch.cat([piece.reshape(-1) for piece in pieces])
-    if flat.numel() < size or flat.numel() - size >= max(len(pieces) * 1024, 1):
-        raise DataError(f"the pieces of {name} have {flat.numel()} elements together, {size} are needed")
-    return flat[:size].reshape(partition.shape)
 
 
 def merge_dtensors(name: str, pieces: Sequence[Any]) -> torch.Tensor:

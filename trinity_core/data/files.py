@@ -5,31 +5,25 @@ Every row keeps its file and line, so that later errors can name them.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from trinity_core.data.readers import READERS, Row, file_format, read_lines
 from trinity_core.data.tables import read_hub, read_table, shown, table_name
-from trinity_core.data.values import UNDECODABLE, json_problem, row_problem, visible, without_absent
+from trinity_core.data.values import row_problem, visible
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
 
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-
 logger = logging.getLogger(__name__)
 
-Row = dict[str, Any]
-MAX_FIELD = 2**31 - 1
-"""Characters of a CSV field."""
+DESCRIPTIONS = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files of `datasets.save_to_disk` that hold no rows."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -102,23 +96,24 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
         return
     if storage == "queue":
         raise DataError(f"this data set is read from files or a database, not from a queue: {path}")
-    local = expanded(path)
-    if local.exists():
-        for file in [local] if local.is_file() else find_files(local, split, subset):
-            yield from ((RowLocation(str(file), line), row) for line, row in _lines(file))
+    if is_local(path):
+        for file in data_files(path, split, subset):
+            yield from ((RowLocation(str(file), line), row) for line, row in read_lines(file))
     elif looks_local(path):
         raise DataError(f"there is no file or folder {path}; check the path and the folder the run was started in")
     else:
         yield from _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
 
-def data_files(path: str, split: str = "train") -> list[Path]:
+def data_files(path: str, split: str = "train", subset: str | None = None) -> list[Path]:
     """The local files of a split. Raises DataError if there are none, or the data set is no file or folder."""
     local = expanded(path)
     if local.is_file():
         return [local]
     if local.is_dir():
-        return find_files(local, split)
+        return find_files(local, split, subset)
+    if is_pattern(path):
+        return _matching(local)
     raise DataError(f"there is no file or folder {path}; this needs a data set in local files")
 
 
@@ -128,14 +123,34 @@ def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, 
     Only a `.json` file is read whole. Raises DataError as `data_files` does.
     """
     for file in data_files(path, split):
-        for line, row in _lines(file):
+        for line, row in read_lines(file):
             problem = None if isinstance(row, str) else row_problem(row)
             yield RowLocation(str(file), line), f"the row {problem}" if problem else row
 
 
 def looks_local(path: str) -> bool:
     """True if a missing path was meant as a local path rather than as a hub name (`owner/name` or `name`)."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in READERS
+    is_file = file_format(Path(path))[1] in READERS
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or is_file or is_pattern(path)
+
+
+def is_local(path: str) -> bool:
+    """True if `path` is a file or folder that is there, or a pattern of files."""
+    return expanded(path).exists() or is_pattern(path)
+
+
+def is_pattern(path: str) -> bool:
+    """True for a path with wildcards, of files that are one data set (`parts/*.jsonl`)."""
+    return any(sign in path for sign in "*?[")
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Raises DataError if no data file has a name of the pattern."""
+    anchor = Path(pattern.anchor)
+    files = sorted(anchor.glob(str(pattern.relative_to(anchor))))
+    if not (named := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
+        raise DataError(f"no data file matches {pattern}; known are {', '.join(sorted(READERS))}")
+    return named
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
@@ -151,7 +166,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
                 _log_unread(folder, split, [file for file in _alike(root, split) if file not in named])
                 return _without_duplicates(folder, split, named)
     everything = [file for root in roots for file in _data_files(root)]
-    if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
+    if split == "train" and everything and _name_no_split(everything):
         return everything
     found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
@@ -162,13 +177,13 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
 
 def _whole(root: Path, split: str) -> list[Path]:
     """`train.jsonl`."""
-    return [file for file in _data_files(root) if file.stem == split]
+    return [file for file in _data_files(root) if file_format(file)[0] == split]
 
 
 def _shards(root: Path, split: str) -> list[Path]:
     """`train-00000-of-00002.parquet`, `train_0.jsonl`."""
     numbered = re.compile(re.escape(split) + r"[-_.]\d+([-_.].*)?")
-    return [file for file in _data_files(root) if numbered.fullmatch(file.stem)]
+    return [file for file in _data_files(root) if numbered.fullmatch(file_format(file)[0])]
 
 
 def _in_folder(root: Path, split: str) -> list[Path]:
@@ -181,6 +196,8 @@ def _alike(root: Path, split: str) -> list[Path]:
     return [file for file in _data_files(root) if _split_of(file) == split]
 
 
+_PART = re.compile(r"(?:part|shard|chunk|data|file)?[-_.]?(?:\d+|[0-9a-f]{8,})(?:[-_.].*)?")
+"""`part-00000`, `data-00000-of-00002`, `1f9a80c3…`."""
 _NAMINGS = (_whole, _shards, _in_folder, _alike)
 
 
@@ -192,7 +209,7 @@ def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
 
 def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
     """The files. Raises DataError if two differ only in their format."""
-    if len({file.stem for file in files}) < len(files):
+    if len({file_format(file)[0] for file in files}) < len(files):
         found = ", ".join(str(file.relative_to(folder)) for file in files)
         raise DataError(
             f"{folder} holds split '{split}' in several formats: {found}; leave one, or give one file as the path"
@@ -200,35 +217,27 @@ def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Pat
     return files
 
 
+def _name_no_split(files: list[Path]) -> bool:
+    """One file of any other name, or parts of one format with numbers or hashes for names."""
+    if len(files) == 1:
+        return _split_of(files[0]) is None
+    return (
+        all(_PART.fullmatch(file_format(file)[0]) for file in files)
+        and len({file_format(file)[1] for file in files}) == 1
+    )
+
+
 def _data_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    return sorted(file for file in files if file.suffix in READERS)
+    return sorted(file for file in files if file_format(file)[1] in READERS and file.name not in DESCRIPTIONS)
 
 
 def _split_of(file: Path) -> str | None:
     """The split that a file name starts with, up to the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
     first = file.name.replace("-", ".").replace("_", ".").split(".")[0]
     return first if first in SPLITS or first == file.stem else None
-
-
-def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
-    reader = READERS.get(file.suffix)
-    if reader is None:
-        raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
-    try:
-        _check_encoding(file)
-        yield from reader(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-
-
-def _check_encoding(file: Path) -> None:
-    """Raise DataError for text that begins as UTF-16 does."""
-    with file.open("rb") as opened:
-        if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
-            raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8")
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Iterator[LocatedRow]:
@@ -247,96 +256,3 @@ def _validated(read: Iterable[LocatedRow]) -> Rows:
             rows.append(row)
             locations.append(location)
     return Rows(rows, locations, rejected)
-
-
-# A reader yields (line, row), or (line, reason) for a line that cannot be read.
-Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
-
-
-def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
-    with file.open(encoding="utf-8-sig", errors=UNDECODABLE) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield number, f"the line {json_problem(error)}"
-                continue
-            yield number, row if isinstance(row, dict) else "the line is no JSON object"
-
-
-def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
-    text = file.read_text(encoding="utf-8-sig", errors=UNDECODABLE)
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
-            yield from _jsonl(file)
-            return
-        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} {json_problem(error)}") from error
-    if isinstance(value, dict) and isinstance(value.get("data"), list):
-        value = value["data"]
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list):
-        raise DataError(f"{file} must hold a list of objects")
-    for number, row in enumerate(value, 1):
-        yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
-
-
-def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
-    csv.field_size_limit(MAX_FIELD)
-    with file.open(encoding="utf-8-sig", errors=UNDECODABLE, newline="") as lines:
-        reader = csv.reader(lines, strict=True)  # else an unclosed quote silently swallows all lines after it
-        header = next(reader, [])
-        if problem := row_problem(header):
-            raise DataError(f"{file}:1: the header {problem}")
-        if twice := [name for place, name in enumerate(header) if name in header[:place]]:
-            raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them")
-        while True:
-            first = reader.line_num + 1
-            try:
-                fields = next(reader, None)
-            except csv.Error as error:
-                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
-                continue
-            if fields is None:
-                return
-            if fields and len(fields) != len(header):
-                yield reader.line_num, f"the line does not have the header's {len(header)} columns"
-            elif fields:
-                yield reader.line_num, dict(zip(header, fields, strict=True))
-
-
-def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        with parquet.ParquetFile(file) as table:
-            rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
-            yield from enumerate(rows, 1)
-    except ArrowException as error:
-        raise DataError(f"{file} is no parquet file that can be read: {error}") from error
-
-
-def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
-    try:
-        rows: list[Row | str] = batch.to_pylist()
-    except UnicodeDecodeError:
-        rows = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
-    return (row if isinstance(row, str) else without_absent(row) for row in rows)
-
-
-def _decoded(batch: RecordBatch) -> Row | str:
-    """The row of a batch of one, or why its text cannot be read."""
-    try:
-        [row] = batch.to_pylist()
-    except UnicodeDecodeError as error:
-        return f"the row holds the byte {error.object[error.start]:#04x}, which is not UTF-8"
-    return dict(row)
-
-
-READERS: dict[str, Reader] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,9 +21,17 @@ from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.versions import VersionGone
+from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+KEPT_LINES = 1000
+"""Of what vLLM's processes wrote last."""
+REASON_SECONDS = 5.0
+"""For processes that have failed to end, and with them what they write."""
+REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class AsyncLLMEngine(Engine):
@@ -40,7 +52,8 @@ class AsyncLLMEngine(Engine):
         arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
         # Whole batches of prompts come at once, as to vLLM's class LLM, which takes as many tokens a step as the GPU's
         # memory allows (8,192 or 16,384). In a context without a default of its own a step takes 2,048.
-        self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        with reasons_of_children():
+            self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
         await self._vllm.update_weight_version(str(self.version))
 
@@ -144,3 +157,40 @@ class AsyncLLMEngine(Engine):
         """See `Engine.stop`."""
         if self._engine is not None:
             self._engine.shutdown()
+
+
+@contextmanager
+def reasons_of_children() -> Iterator[None]:
+    """If vLLM's processes do not start, raise their reason: vLLM raises "See root cause above", which is in a log.
+
+    What children write to standard error goes through this process for as long as they live, to where it went before.
+    """
+    kept: deque[bytes] = deque(maxlen=KEPT_LINES)
+    reading, writing = os.pipe()
+    before, log_file = os.dup(2), os.dup(2)
+
+    def pass_on() -> None:
+        with os.fdopen(reading, "rb") as lines, os.fdopen(log_file, "wb", buffering=0) as output:
+            for line in lines:
+                kept.append(line)
+                output.write(line)
+
+    passing = DaemonThreads("stderr").submit(pass_on)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+    except RuntimeError as error:
+        wait([passing], REASON_SECONDS)
+        reason = reason_in([line.decode(errors="replace") for line in kept])
+        raise RuntimeError(f"the engine does not start: {reason or error}") from error
+
+
+def reason_in(lines: Sequence[str]) -> str:
+    """The last error that a log tells of, other than one that points to another; "" if there is none."""
+    errors = [found[1].strip() for line in lines if (found := REASON.search(line)) and "root cause" not in line]
+    return errors[-1] if errors else ""

@@ -49,7 +49,7 @@ class PendingRequests:
     """Set if its one request is streamed."""
 
     def resume(self) -> None:
-        """PendingRequests another engine only for what was not handed out yet."""
+        """Ask another engine only for what was not handed out yet."""
         if self.growth is not None and self.growth.handed is not None:
             [request] = self.requests
             before, self.growth.before = self.growth.before, self.growth.handed

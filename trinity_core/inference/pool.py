@@ -395,9 +395,10 @@ async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | No
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Indices of the batch for each engine: each pending in turn goes to the least loaded engine, the first of several.
+    """Indices of the batches for each engine: each in turn goes to the least loaded engine, the first of several.
 
-    `sizes`: requests of each pending; `loads`: requests in flight in each engine. An pending is never split.
+    `sizes`: requests of each batch (a `PendingRequests`), which is never split. `loads`: requests in flight in each
+    engine.
     """
     least = [(load, engine) for engine, load in enumerate(loads)]
     heapify(least)

@@ -10,7 +10,7 @@ from typing import Any
 
 from trinity_core.checkpoints.manifest import digest
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
-from trinity_core.data.files import find_files
+from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
@@ -62,9 +62,9 @@ def _files(config: Config) -> Iterator[Path]:
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
     data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
     for each in data_sets:
-        if each.path and (each.storage_type or "file") == "file" and (path := expanded(each.path)).exists():
+        if each.path and (each.storage_type or "file") == "file" and is_local(each.path):
             try:
-                yield from [path] if path.is_file() else find_files(path, each.split, each.subset_name)
+                yield from data_files(each.path, each.split, each.subset_name)
             except DataError:
                 continue  # a run says so when it reads them
     if config.plugin_dir:

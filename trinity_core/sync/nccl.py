@@ -5,7 +5,7 @@ have had time to start. In fixed style the trainer pushes once every explorer wa
 step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its version.
 
 A synchronous run with `sync_interval` above 1 or a `sync_offset` samples with older weights than the trainer's. To
-resume exactly it needs them in its checkpoints, so each push also copies the tensors to shared memory.
+resume exactly it needs them in its checkpoints, so before each push the tensors are copied to shared memory.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class PushedVersions(MemoryVersions):
 class Sender(Protocol):
     """What `PushPublisher` needs of `NcclSender`."""
 
+    def copy(self) -> None:
+        """Copy the present weights to the host, where a resumed run may need them. Collective."""
+
     def send(
         self, version: int, check: WeightCheck | None = None, kept: dict[str, Tensor] | None = None
     ) -> None:  # fmt: skip
@@ -108,10 +111,14 @@ class PushPublisher:
     def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:
         # Engines that nothing was pushed to hold version 0: whichever newer version is waited for, they get this one.
         awaited = version if self._sender is not None else 1
+        if self._sender is not None and kept is None:
+            self._sender.copy()  # while the engines still sample
         if not self._trainer.any_rank(self._trainer.rank == 0 and self._wait(version, awaited)):
             return
         if self._sender is None:
             self._sender = self._connect()
+            if kept is None:
+                self._sender.copy()
         self._sender.send(version, check, kept)
 
     def _wait(self, version: int, awaited: int) -> bool:
@@ -140,9 +147,10 @@ def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersio
     from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights, find_engines
 
     rollout = config.explorer.rollout_model
+    copies = needs_copies(config)
     if trainer.rank != 0:
-        return NcclSender(trainer.rank, VllmWeights(trainer.weights), None, None)
-    weights = VllmWeights(trainer.weights, engine_dtype(config), needs_copies(config))
+        return NcclSender(trainer.rank, VllmWeights(trainer.weights, copies=copies), None, None)
+    weights = VllmWeights(trainer.weights, engine_dtype(config), copies)
     names = [engine_name(config, index) for index in range(rollout.engine_num)]
     engines = EngineGroup(find_engines(names, config.synchronizer.sync_timeout), rollout.tensor_parallel_size)
     return NcclSender(trainer.rank, weights, engines, versions)

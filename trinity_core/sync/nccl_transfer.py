@@ -147,16 +147,24 @@ class VllmWeights:
         self.digests: dict[str, TensorDigest] = {}
         """Those of the tensors that were passed on last, in the engines' dtype. Empty without one."""
         self.copied: dict[str, torch.Tensor] = {}
-        """Copies of those tensors on the CPU, if there shall be any."""
+        """Copies of what is passed on next, on the CPU of the rank that sends, if there shall be any."""
 
     @contextmanager
     def replaced_by(self, kept: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Within this context these weights are passed on instead."""
         self._weights = KeptWeights(kept)
+        self.copied = dict(kept) if self._copies else {}
         try:
             yield
         finally:
             self._weights = self._present
+
+    def copy(self) -> None:
+        """Copy the present tensors, if there shall be copies. A pass of its own: engines pause during a push."""
+        if self._copies:
+            self.copied = {
+                name: tensor.detach().to("cpu", copy=True) for name, tensor in self._weights if self._engine_dtype
+            }
 
     def metadata(self) -> list[Any]:
         """Name, dtype and shape of each tensor, in order of iteration."""
@@ -170,8 +178,6 @@ class VllmWeights:
         for name, tensor in self._weights:
             if self._engine_dtype:
                 self.digests[name] = digest(tensor, dtype=self._engine_dtype)
-            if self._copies:
-                self.copied[name] = tensor.detach().to("cpu", copy=True)
             yield name, tensor.clone() if self._weights.gathers else tensor
 
 
@@ -213,6 +219,10 @@ class NcclSender:
             self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
         if engines is not None:
             engines.abort = self._abort
+
+    def copy(self) -> None:
+        """Keep copies of the present weights for `send` to announce, if the run needs them."""
+        self._source.copy()
 
     def send(
         self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None

@@ -25,7 +25,7 @@ class SyncSchedule:
     """Who syncs weights at which steps. Raises ValueError for an interval below 1 or an offset below 0."""
 
     style: SyncStyle
-    """`synchronizer.style`."""
+    """`synchronizer.sync_style`; over `nccl` `explorer_driven` becomes `trainer_driven`."""
     interval: int
     """`synchronizer.sync_interval`."""
     offset: int = 0

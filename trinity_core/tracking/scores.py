@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from trinity_core.config import Config, to_dict
-from trinity_core.data.files import find_files
+from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
 from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
@@ -145,11 +145,8 @@ def _plugins_digest(plugin_dir: str | None) -> str:
 
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
     """Of the contents of local files; another source is known by its name."""
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _files_digest([path])
     try:
-        return _files_digest(find_files(path, split, subset_name)) if path.is_dir() else source
+        return _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
     except DataError:
         return "no data"
 

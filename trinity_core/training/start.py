@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.checkpoints.beginning import model_name
@@ -19,19 +15,13 @@ from trinity_core.config.schema import Config
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.sync.methods import run_versions
-from trinity_core.sync.publisher import TrainerRank
-from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.tracking import metrics_file
-from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
+from trinity_core.training.distributed import Ranks, broadcast_bytes, join, uses_gpu
 from trinity_core.training.learner import Learner
-from trinity_core.training.publish import Publisher
+from trinity_core.training.publish import Publisher, trainer_rank
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, open_source, total_steps
-from trinity_core.training.state import buffers, shape_of, weights
 from trinity_core.training.trainer import Progress, Trainer
-
-if TYPE_CHECKING:
-    from trinity_core.training.engine import TrainingEngine
 
 log = logging.getLogger(__name__)
 
@@ -89,37 +79,3 @@ def open_first(config: Config, ranks: Ranks) -> BatchSource | None:
         return None
     pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2
     return open_source(config, "preferences" if pairs else "demonstrations")
-
-
-class PolicyWeights:
-    """The engine's weights as `TrainerWeights`. Buffers are included."""
-
-    def __init__(self, engine: TrainingEngine) -> None:
-        self._engine = engine
-
-    @property
-    def gathers(self) -> bool:
-        """True under ZeRO 3, which partitions the parameters."""
-        return self._engine.settings.zero_stage == 3
-
-    def specs(self) -> list[TensorSpec]:
-        """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
-        dtype = str(self._engine.settings.dtype).removeprefix("torch.")
-        trained: list[TensorSpec] = []
-        first: dict[int, str] = {}
-        for full_name, p in self._engine.module.named_parameters(remove_duplicate=False):
-            name = full_name.removeprefix("lm.")
-            tied_to = first.setdefault(id(p), name)
-            trained.append(TensorSpec(name, dtype, shape_of(p, self._engine), tied_to if tied_to != name else ""))
-        return trained + [spec_of(name, buffer) for name, buffer in buffers(self._engine).items()]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of each weight, also by tied names (`lm_head.weight`)."""
-        return weights(self._engine, tied=True)
-
-
-def trainer_rank(
-    engine: TrainingEngine, ranks: Ranks, explorers_wait: Callable[[int], bool], stopping: Callable[[], bool]
-) -> TrainerRank:
-    """This rank as a publisher sees it. `explorers_wait` is asked on rank 0 only."""
-    return TrainerRank(ranks.rank, PolicyWeights(engine), partial(any_rank, ranks=ranks), explorers_wait, stopping)

@@ -91,7 +91,7 @@ class Trainer:
         progress.step = step
 
     def publish_if_due(self) -> None:
-        """Publish the weights every `sync_interval` steps, where there is an explorer to load them."""
+        """Publish the weights every `sync_interval` steps (`explorer_driven`: every step) if an explorer loads them."""
         if self.publisher is not None and self.publisher.due(self.progress.step):
             self.progress.state = "publishing"
             with self._timer.part("publish"):

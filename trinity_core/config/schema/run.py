@@ -36,7 +36,7 @@ class ClusterConfig(Section):
     """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
 
     node_num: Count = 1
-    """Nodes of the run; more than one need `ray_address`."""
+    """Nodes of the run, at most; more than one need `ray_address`, a shared disk and a PostgreSQL store."""
     gpu_per_node: Natural | None = None
     """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None

@@ -226,7 +226,8 @@ def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
     needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
     shared = sum(each.shared_memory for each in stage.processes)
     of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
-    wanted = sum(each.number * total(memory) for each, memory in needs) + of_gpus + OTHER_PROCESSES.bytes
+    wanted = sum(max(each.number * total(memory), each.reading) for each, memory in needs)
+    wanted += of_gpus + OTHER_PROCESSES.bytes
     if any(memory for _, memory in needs) and wanted > room.memory:
         parts = [f"{each.number} × {each.kind}, {size(total(memory))} ({_parts(memory)})" for each, memory in needs]
         parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
@@ -247,7 +248,7 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
         if process.least and total(process.least) > total(process.memory):
             yield (
                 f"each {process.kind} needs at least {size(total(process.least))} of a GPU's memory, and its share is "
-                f"{size(total(process.memory))} (gpu_memory_utilization): {_parts(process.least)}."
+                f"{size(total(process.memory))} (gpu_memory_utilization, kv_cache_gib): {_parts(process.least)}."
             )
         if total(process.memory) > gpu_memory:
             yield (

@@ -13,12 +13,11 @@ from trinity_core.config.schema import ExperienceInputConfig
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.config.task_output import PIPELINE, reads_output, uses_pipeline
 from trinity_core.data import formats
-from trinity_core.data.files import Row, data_files, first_rows, looks_local
+from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.taskset import row_problems
 from trinity_core.errors import DataError
-from trinity_core.local_paths import expanded
 from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier import find_rollouts
 
@@ -62,7 +61,7 @@ def _found(
 ) -> Iterator[Finding]:
     """`columns`: the setting that says which columns a row must have."""
     path, storage = given.path or "", given.storage_type or "file"
-    if storage == "file" and path and not looks_local(path) and not expanded(path).exists():
+    if storage == "file" and path and not looks_local(path) and not is_local(path):
         if error := hub_error(f"{key}.path", path, "dataset"):
             yield error
         return

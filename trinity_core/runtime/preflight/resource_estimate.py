@@ -16,6 +16,7 @@ from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
     DTYPE_BYTES,
+    GIB,
     EngineSettings,
     auxiliary_engine,
     kv_bytes,
@@ -70,6 +71,8 @@ class ProcessEstimate:
     """Of an engine on a GPU: what its share of the GPU must hold at least."""
     host: tuple[Need, ...] = ()
     """Of a process on a GPU: its peak of the machine's memory, shared memory left out."""
+    reading: int = 0
+    """Bytes of the machine's memory that one of them takes to read the model, before all else."""
     shared_memory: int = 0
     """Bytes in /dev/shm of all of them together."""
 
@@ -125,7 +128,7 @@ def _engine(
 ) -> tuple[Need, ...] | str:
     if settings.on_gpu:
         if gpu_memory:
-            return gpu_engine_needs(settings, gpu_memory)
+            return gpu_engine_needs(settings, gpu_memory, shape_of(model))
         return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
     shape = shape_of(model)
     if shape is None:
@@ -133,8 +136,12 @@ def _engine(
     return cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced_width, free)
 
 
-def gpu_engine_needs(settings: EngineSettings, gpu_memory: int) -> tuple[Need, ...]:
-    """vLLM fills its share of the GPU with KV cache."""
+def gpu_engine_needs(settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None) -> tuple[Need, ...]:
+    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` says how large that is."""
+    if settings.kv_cache_gib is not None and shape is not None:
+        base, weights, _ = least_engine_needs(settings, shape)
+        cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
+        return (base, weights, cache)
     share = settings.gpu_memory_utilization
     return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}"),)
 
@@ -233,6 +240,7 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
     return replace(
         workers(trainer_needs(base, policy, critic, reference, slots)),
         host=host_needs(HOST_BASE, policy, critic, reference) if on_gpu else (),
+        reading=policy.width * policy.parameters if on_gpu else 0,
         shared_memory=slots * policy.width * policy.parameters,
     )
 

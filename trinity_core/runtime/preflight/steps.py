@@ -9,13 +9,12 @@ from trinity_core.config import Config
 from trinity_core.config.resolve import shares
 from trinity_core.config.task_output import reads_output
 from trinity_core.data import formats
-from trinity_core.data.files import Row, find_files, looks_local, read_rows
+from trinity_core.data.files import Row, data_files, is_local, looks_local, read_rows
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.lengths import explore_steps, training_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
-from trinity_core.local_paths import expanded
 from trinity_core.sync.schedule import SyncSchedule
 
 MOST_BYTES = 64 << 20
@@ -91,12 +90,10 @@ def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None
     for storage, path, split, subset in sources:
         if storage != "file":
             raise DataError(f"data of storage_type {storage} is not read for a plan")
-        local = expanded(path)
-        if not local.exists():
+        if not is_local(path):
             place = f"there is no data in {path} yet" if looks_local(path) else f"{path} is on the hub"
             raise DataError(f"{place}, so that its rows are not known")
-        files = [local] if local.is_file() else find_files(local, split, subset)
-        size += sum(file.stat().st_size for file in files)
+        size += sum(file.stat().st_size for file in data_files(path, split, subset))
     if size > MOST_BYTES:
         raise DataError(f"the data is larger than {MOST_BYTES >> 20} MiB, which is not read for a plan")
 

@@ -127,6 +127,8 @@ def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, resp
 
 BUCKET = 500_000_000
 """Gradients that DeepSpeed sums at a time (`reduce_bucket_size`)."""
+PIECE = 2 << 30
+"""Bytes of a file of optimizer state (`PIECE_BYTES` of `training/checkpoint.py`)."""
 MAX_LIVE = 1_000_000_000
 """Weights that ZeRO 3 gathers ahead at most (`max_live_parameters`)."""
 
@@ -189,13 +191,11 @@ class TrainedModel:
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Of the machine's memory, for a worker on a GPU: the model while it is loaded; then what is offloaded, and the
-        copies that a checkpoint is written from."""
+        """Of the machine's memory, for a worker on a GPU: what is offloaded, and copies for a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
-        loading, saving = self.width * self.parameters, offloaded + self.state_bytes * self.part
-        why = f"{size(loading)} to load, then {size(saving)}: offloaded, and copies for a checkpoint"
-        return Need(f"{self.name} in host memory", max(loading, saving), why)
+        copies = max(part, self.saved_at_once)
+        return Need(f"{self.name} in host memory", offloaded + copies, f"{size(offloaded)} offloaded, copies to save")
 
     @property
     def bucket(self) -> int:
@@ -253,10 +253,14 @@ class TrainedModel:
 
     def saved(self) -> Need:
         """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
-        taken = self.state_bytes * self.part if self.stage and not self.on_gpu else 0
-        return Need(
-            f"{self.name} copies for a checkpoint", taken, f"{self.part:,} parameters × {self.state_bytes} bytes"
-        )
+        taken = self.saved_at_once if self.stage and not self.on_gpu else 0
+        why = f"{self.part:,} parameters × {self.state_bytes} bytes, at most {size(PIECE)} at once"
+        return Need(f"{self.name} copies for a checkpoint", taken, why)
+
+    @property
+    def saved_at_once(self) -> int:
+        """Bytes of the optimizer's state that are copied before a file is written."""
+        return min(self.state_bytes * self.part, PIECE)
 
     @property
     def state_bytes(self) -> int:

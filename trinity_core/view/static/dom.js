@@ -40,7 +40,8 @@ export async function get(path, parameters = {}) {
   let answer, body;
   try {
     answer = await fetch(`api/${path}${query ? `?${query}` : ""}`);
-    body = await answer.json();
+    const isJson = answer.headers.get("content-type")?.startsWith("application/json");
+    body = isJson ? await answer.json() : { detail: `The server failed (${answer.status}): see its log.` };
   } finally {
     waits(-1);
   }

@@ -13,6 +13,7 @@ const COLUMNS = {
   reference: (row) => row.truth, reward: (row) => row.reward, advantage: (row) => row.advantage,
   tokens: (row) => row.response_length,
 };
+const REPEATED = ["response_length", "truncated"];  // columns and filters have these already
 const TEXTS = ["task", "prompt", "answer", "reference"];
 
 export function showRun(name) {
@@ -33,7 +34,8 @@ export const list = attempt(async (more = false) => {
 });
 
 function columns() {
-  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].slice(0, 6);
+  const says = (part) => !REPEATED.includes(part) && rows.some((row) => row.metrics[part]);
+  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].filter(says).slice(0, 6);
   return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part, (row) => row.metrics[part]])) };
 }
 
@@ -77,7 +79,7 @@ function cell(name, value, row) {
   }
   if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
   const text = String(value);
-  return make("td", { title: text.slice(0, 2000) }, text.length > EXCERPT ? `… ${text.slice(-EXCERPT)}` : text);
+  return make("td", { class: name === "task" ? "" : "text", title: text.slice(0, 2000) }, text.length > EXCERPT ? `… ${text.slice(-EXCERPT)}` : text);
 }
 
 export const sort = (by) => {

@@ -1,0 +1,179 @@
+"""Readers of files, one for each format: rows with the line that each begins in.
+
+A file may be compressed (`.jsonl.gz`). Each reader yields (line, row), or (line, reason) for a line that cannot be
+read.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from trinity_core.data.values import UNDECODABLE, json_problem, row_problem, without_absent
+from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+Row = dict[str, Any]
+Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
+MAX_FIELD = 2**31 - 1
+"""Characters of a CSV field."""
+COMPRESSED = ".gz"
+
+
+def file_format(file: Path) -> tuple[str, str]:
+    """A file's name without endings, and the ending that names its format: `train`, `.jsonl` of `train.jsonl.gz`."""
+    inner = file.with_suffix("") if file.suffix == COMPRESSED else file
+    return inner.stem, inner.suffix
+
+
+def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
+    """The rows of one file. Raises DataError if it is none that can be read."""
+    reader = READERS.get(file_format(file)[1])
+    if reader is None:
+        raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
+    try:
+        _check_encoding(file)
+        yield from reader(file)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _check_encoding(file: Path) -> None:
+    """Raise DataError for text that begins as UTF-16 does."""
+    with _opened(file) as opened:
+        if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+            raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8")
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """The file's bytes, decompressed."""
+    opened: Any = gzip.open(file) if file.suffix == COMPRESSED else file.open("rb")  # noqa: SIM115 - the caller does
+    return cast(IO[bytes], opened)
+
+
+def _text(file: Path, newline: str | None = None) -> IO[str]:
+    return io.TextIOWrapper(_opened(file), encoding="utf-8-sig", errors=UNDECODABLE, newline=newline)
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
+    with _text(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, f"the line {json_problem(error)}"
+                continue
+            yield number, row if isinstance(row, dict) else "the line is no JSON object"
+
+
+def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
+    with _text(file) as opened:
+        text = opened.read()
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
+            yield from _jsonl(file)
+            return
+        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} {json_problem(error)}") from error
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise DataError(f"{file} must hold a list of objects")
+    for number, row in enumerate(value, 1):
+        yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
+
+
+def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
+    csv.field_size_limit(MAX_FIELD)
+    with _text(file, newline="") as lines:
+        reader = csv.reader(
+            lines, delimiter=delimiter, strict=True
+        )  # else an unclosed quote silently swallows all lines after it
+        header = next(reader, [])
+        if problem := row_problem(header):
+            raise DataError(f"{file}:1: the header {problem}")
+        if twice := [name for place, name in enumerate(header) if name in header[:place]]:
+            raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them")
+        while True:
+            first = reader.line_num + 1
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
+                continue
+            if fields is None:
+                return
+            if fields and len(fields) != len(header):
+                yield reader.line_num, f"the line does not have the header's {len(header)} columns"
+            elif fields:
+                yield reader.line_num, dict(zip(header, fields, strict=True))
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with _opened(file) as opened, parquet.ParquetFile(opened) as table:
+            rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
+            yield from enumerate(rows, 1)
+    except ArrowException as error:
+        raise DataError(f"{file} is no parquet file that can be read: {error}") from error
+
+
+def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
+    """A stream, as `datasets` saves it, or a file with a footer (Feather)."""
+    from pyarrow import ArrowException, ipc
+
+    try:
+        with _opened(file) as opened:
+            has_footer = opened.read(6) == b"ARROW1"
+            opened.seek(0)
+            batches: Iterable[RecordBatch]
+            if has_footer:
+                table = ipc.open_file(opened)
+                batches = (table.get_batch(number) for number in range(table.num_record_batches))
+            else:
+                batches = ipc.open_stream(opened)
+            yield from enumerate((row for batch in batches for row in _batch_rows(batch)), 1)
+    except ArrowException as error:
+        raise DataError(f"{file} is no Arrow file that can be read: {error}") from error
+
+
+def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
+    try:
+        rows: list[Row | str] = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
+    return (row if isinstance(row, str) else without_absent(row) for row in rows)
+
+
+def _decoded(batch: RecordBatch) -> Row | str:
+    """The row of a batch of one, or why its text cannot be read."""
+    try:
+        [row] = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        return f"the row holds the byte {error.object[error.start]:#04x}, which is not UTF-8"
+    return dict(row)
+
+
+READERS: dict[str, Reader] = {
+    ".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".tsv": partial(_csv, delimiter="\t"), ".parquet": _parquet,
+    ".arrow": _arrow, ".feather": _arrow,
+}  # fmt: skip
