@@ -167,7 +167,7 @@ def play(plugin, tiny_engine, tiny_folder):
             limits = Limits(160, 100, 8, Sampling(8, stop_token_ids=stops))
             loops = WorkflowLoops()
             model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=loops.outside)
-            runner = TaskRunner(model, rewards, at_once=2, timeout=60, auxiliary=[model], loops=loops)
+            runner = TaskRunner(model, rewards, at_once=2, timeout=200, auxiliary=[model], loops=loops)
             row = {"question": "Tom has 3 apples.", "answer": "3"}
             task = make_task(workflow, raw=row, repeat_times=repeat_times, rollout_args=RolloutArgs(), **fields)
             [outcome] = await runner.run([task])
