@@ -7,7 +7,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")
-"""From the top of the repository into `flows/project`, where `flows.project` finds them in an installed package."""
+"""From the top of the repository into `flows/project`, where `local_paths.project_files` finds them when installed."""
 
 
 class BuildWithProject(build_py):

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from trinity_core.errors import TrinityError
+from trinity_core.local_paths import project_files
 
-PACKAGED = Path(__file__).parent / "project"
-"""Where a wheel has what a clone has at its top."""
-CLONE = Path(__file__).parent.parent
+TOP = Path(__file__).parent.parent
+"""Holds the packages."""
 COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")
 PACKAGES = ("flows", "tasks", "studio", "trinity_core")
 README = """# {name}
@@ -31,7 +31,7 @@ def init_project(folder: Path) -> Path:
 
     Raises TrinityError, and writes nothing, if one of its files is there already.
     """
-    source = PACKAGED if PACKAGED.exists() else CLONE
+    source = project_files()
     texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED}
     if there := [name for name in (*COPIED, *texts) if (folder / name).exists()]:
         raise TrinityError(
@@ -56,7 +56,7 @@ def require_own_packages(root: Path) -> None:
     The worker's flow runs have the folder of the deployments first on their path.
     """
     for name in PACKAGES:
-        own = (CLONE / name).resolve()
+        own = (TOP / name).resolve()
         for other in (root / name, root / f"{name}.py"):
             if other.exists() and other.resolve() != own and (other.suffix or (other / "__init__.py").exists()):
                 raise TrinityError(f"{other} hides the package {name} of Trinity Flows from runs in {root}: rename it")

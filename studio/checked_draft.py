@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.runtime.placement import flow_of
@@ -25,10 +26,10 @@ class CheckedDraft:
     """Why this machine cannot run it; empty if it can."""
 
 
-def checked(text: str) -> CheckedDraft:
-    """Check a configuration's YAML text; modules of its `plugin_dir` are not loaded."""
+def checked(text: str, file: Path | None = None) -> CheckedDraft:
+    """Check a configuration's YAML text, as that of `file`; modules of its `plugin_dir` are not loaded."""
     try:
-        config = config_from_text(text)
+        config = config_from_text(text, name=str(file or "<text>"))
     except ConfigError as error:
         return CheckedDraft(error.problems)
     plans = plans_with_pace(config)

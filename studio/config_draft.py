@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,6 +13,7 @@ from studio.commented_yaml import changed
 from trinity_core.config import ConfigError
 from trinity_core.config.source import parse
 from trinity_core.files import read_json, write_atomically, write_json
+from trinity_core.local_paths import expanded
 
 LISTED_DEPTH = 3
 """Folders below the root in which YAML files are looked for."""
@@ -100,8 +102,9 @@ class ConfigDraft:
         return [key for key in _keys(before) if key not in kept]
 
     def save(self, file: Path | None = None) -> None:
-        """Write the file, or another one, which is then the draft's. Raises OSError."""
-        target, text = file or self.file, self.text
+        """Write the file, or another one, which is then the draft's: it finds the same plugins. Raises OSError."""
+        target = file or self.file
+        text = moved(self.text, self.file.parent, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text.encode())
         if target != self.file:
@@ -138,6 +141,19 @@ def value_at(tree: Any, key: str) -> Any:
         else:
             value = value[int(name)] if isinstance(value, list) and name.isdigit() and int(name) < len(value) else None
     return value
+
+
+def moved(text: str, source: Path, target: Path) -> str:
+    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` beside it that is still found."""
+    try:
+        folder = value_at(parse(text).valid_tree(), "plugin_dir")
+    except ConfigError:
+        return text
+    if source == target or not isinstance(folder, str) or expanded(folder).is_dir() or not (source / folder).is_dir():
+        return text
+    beside = (source / folder).resolve()
+    is_near = beside.is_relative_to(Path.cwd())
+    return changed(text, "plugin_dir", os.path.relpath(beside, target.resolve()) if is_near else str(beside))
 
 
 def yaml_files(root: Path) -> list[Path]:

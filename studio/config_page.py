@@ -71,10 +71,11 @@ def present_draft(settings: StudioSettings) -> ConfigDraft:
 
 def present_findings(draft: ConfigDraft) -> CheckedDraft:
     """The problems and the plan of the text, found out once for each text: the page is drawn more often."""
-    text, found = st.session_state.get("checked", ("", None))
-    if text != draft.text or found is None:
-        found = checked(draft.text)
-        st.session_state["checked"] = (draft.text, found)
+    key = (draft.file, draft.text)
+    checked_key, found = st.session_state.get("checked", (None, None))
+    if checked_key != key or found is None:
+        found = checked(draft.text, draft.file)
+        st.session_state["checked"] = (key, found)
     return found
 
 
@@ -231,12 +232,12 @@ def show_findings(draft: ConfigDraft, found: CheckedDraft, settings: StudioSetti
 
 
 def _look(draft: ConfigDraft, settings: StudioSettings) -> None:
-    st.session_state["opened"] = (draft.text, refusals(draft.text, settings))
+    st.session_state["opened"] = (draft.text, refusals(draft, settings))
     del st.session_state["checked"]  # what is on the disk may be another now
 
 
 def _measure(draft: ConfigDraft, settings: StudioSettings) -> None:
-    measure(draft.text, settings)
+    measure(draft, settings)
     del st.session_state["checked"]
 
 

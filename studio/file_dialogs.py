@@ -9,6 +9,7 @@ import streamlit as st
 from studio.config_draft import ConfigDraft
 from studio.recipes import recipes
 from studio.settings import StudioSettings
+from trinity_core.local_paths import project_files
 
 
 @st.dialog("New configuration", width="large")
@@ -20,6 +21,9 @@ def new_dialog(settings: StudioSettings, present: Path) -> None:
 def recipe_form(settings: StudioSettings, present: Path) -> None:
     """Choose a recipe and a name; the new file is written and opened."""
     found = {recipe.title: recipe for recipe in recipes()}
+    if not found:
+        st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
+        return
     captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in found.values()]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
@@ -33,7 +37,8 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        save(ConfigDraft(file, found[str(title)].text, drafts=settings.drafts), file, settings)
+        text = found[str(title)].text_in(file.parent, settings.root)
+        save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:

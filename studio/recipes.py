@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from studio.config_draft import value_at
+from studio.config_draft import moved, value_at
 from trinity_core.config.source import parse
+from trinity_core.local_paths import project_files
 
-INSTALLED = Path(__file__).parent.parent / "configs"
 HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 """Names a schema relative to the recipe's own folder."""
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
@@ -22,17 +22,28 @@ COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
 class Recipe:
     """A configuration that runs as it is."""
 
-    title: str
+    file: Path
     text: str
     about: str
     """Its leading comment."""
     needs: str
     """Algorithm, model, data and GPUs."""
 
+    @property
+    def title(self) -> str:
+        """Its name in the list: its folder's, with its own where that is another."""
+        name, folder = self.file.stem, self.file.parent.name
+        return name if name == folder else f"{folder}/{name}"
+
+    def text_in(self, folder: Path, root: Path) -> str:
+        """Its text for a file in `folder`. A plugin folder beside it is looked for in the project `root` first."""
+        own = root / self.file.parent.relative_to(project_files())
+        return moved(self.text, own if own.is_dir() else self.file.parent, folder)
+
 
 def recipes() -> list[Recipe]:
     """All recipes: the quick start, those that need no GPU, the others."""
-    found = [_recipe(file) for file in sorted(INSTALLED.glob("*/*.yaml"))]
+    found = [_recipe(file) for file in sorted((project_files() / "configs").glob("*/[!.]*.yaml"))]
     return sorted(found, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
 
 
@@ -40,7 +51,7 @@ def _recipe(file: Path) -> Recipe:
     text = HEADER.sub("", file.read_text(encoding="utf-8"))
     comment = COMMENT.match(text)
     about = " ".join(line.lstrip("# ") for line in (comment[1] if comment else "").splitlines())
-    return Recipe(file.stem, text, about, " · ".join(_needs(text, file.name)))
+    return Recipe(file, text, about, " · ".join(_needs(text, file.name)))
 
 
 def _needs(text: str, name: str) -> Iterator[str]:

@@ -53,7 +53,7 @@ def start_form(
     try:
         draft.save()
         with st.spinner("Opening model and data …"):
-            against = refusals(draft.text, settings)
+            against = refusals(draft, settings)
         if not against:
             start(Launch(found.flow, str(draft.file)), found.config, place, settings)
     except START_FAULTS as error:
@@ -65,9 +65,9 @@ def start_form(
         show_runs(f"{found.config.project}/{found.config.name}")
 
 
-def refusals(text: str, settings: StudioSettings) -> list[str]:
+def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
     """Why a run of this configuration could not start, by `trinity validate`, which opens what it names."""
-    done = with_file(["validate", "--json"], text, settings, VALIDATE_SECONDS)
+    done = with_file(["validate", "--json"], draft, settings, VALIDATE_SECONDS)
     try:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -75,18 +75,23 @@ def refusals(text: str, settings: StudioSettings) -> list[str]:
     return [f"{each['key']}: {each['message']}" for each in found["problems"]]
 
 
-def measure(text: str, settings: StudioSettings) -> None:
+def measure(draft: ConfigDraft, settings: StudioSettings) -> None:
     """Measure seconds a step; later plans of this configuration have them. Raises TrinityError."""
-    done = with_file(["plan", "--measure"], text, settings, MEASURE_SECONDS)
+    done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS)
     if done.returncode:
         raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
 
 
-def with_file(command: list[str], text: str, settings: StudioSettings, seconds: float) -> CompletedProcess[str]:
-    """A command of `trinity` with a file of this text, in a process: modules of its `plugin_dir` are loaded there."""
-    settings.state.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:
-        file.write(text)
+def with_file(
+    command: list[str], draft: ConfigDraft, settings: StudioSettings, seconds: float
+) -> CompletedProcess[str]:
+    """A command of `trinity` with a draft, in a process: modules of its `plugin_dir` are loaded there.
+
+    The text is in a hidden file beside the draft's meanwhile, as a `plugin_dir` may be relative to that.
+    """
+    folder = draft.file.parent if draft.file.parent.is_dir() else settings.root
+    with NamedTemporaryFile("w", prefix=".", suffix=".yaml", dir=folder, encoding="utf-8") as file:
+        file.write(draft.text)
         file.flush()
         return trinity([*command, "--config", file.name], settings, seconds)
 

@@ -89,6 +89,17 @@ def test_a_project_has_the_recipes_of_a_clone(bin_folder, project):
         run(bin_folder / name, "validate", "--offline", "--config", "configs/frozen_lake/frozen_lake.yaml", cwd=project)
 
 
+def test_studio_has_the_recipes_too(bin_folder, project):
+    code = (
+        "from pathlib import Path; from studio.recipes import recipes\n"
+        "here = Path.cwd()\n"
+        "for each in recipes(): print(each.title, 'plugin_dir: configs/toy_text' in each.text_in(here, here))"
+    )
+    found = dict(line.split() for line in run(bin_folder / "python", "-c", code, cwd=project).splitlines())
+    assert len(found) == len([*(ROOT / "configs").glob("*/*.yaml")])
+    assert {name for name, is_found in found.items() if is_found == "True"} == {"blackjack", "frozen_lake"}
+
+
 def test_a_project_is_not_written_over_anothers_files(bin_folder, project):
     (project / "prefect.yaml").write_text(before := (project / "prefect.yaml").read_text())
     with pytest.raises(AssertionError, match=r"prefect\.yaml"):

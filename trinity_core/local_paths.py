@@ -1,4 +1,4 @@
-"""Paths: as a user writes them, and on what kind of file system they lie."""
+"""Paths: as a user writes them, where the files of this project lie, and on what kind of file system a path is."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ SQLite's locks and its shared index hold on a local file system only."""
 def expanded(path: str | Path) -> Path:
     """The path with `~` as the user's home. `~name` of an unknown user stays as it is: a folder of that name."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def project_files() -> Path:
+    """The folder that holds `configs/`, `docs/` and `prefect.yaml`: a clone's top, or their place in a wheel."""
+    top = Path(__file__).parent.parent
+    packaged = top / "flows" / "project"
+    return packaged if packaged.exists() else top
 
 
 def networked(path: Path) -> str:

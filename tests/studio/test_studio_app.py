@@ -10,7 +10,10 @@ from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
 from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
+from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
+from studio.settings import studio_settings
+from studio.start_form import refusals
 from trinity_core.errors import TrinityError
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
@@ -28,6 +31,7 @@ buffer:
 """
 PLUGIN = '''
 import streamlit as st
+from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
 
 @SECTIONS.register("Budget")
@@ -151,6 +155,20 @@ def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> No
     assert not page.exception
     assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
     assert not [*(folder / ".trinity/studio").glob("*")]
+
+
+def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
+    (folder / "configs/games").mkdir(parents=True)
+    (folder / "configs/games/wins.py").write_text(
+        "from trinity_core.workflows import REWARD_FNS\n"
+        "@REWARD_FNS.register('wins')\n"
+        "def wins(*, prompt, response, truth, task): return 1.0\n"
+    )
+    file = folder / "configs/lake.yaml"
+    text = TEXT.replace("buffer:", "plugin_dir: games\nbuffer:\n  default_reward_fn_type: wins")
+    found = refusals(ConfigDraft(file, text), studio_settings([]))
+    assert [each.partition(":")[0] for each in found] == ["model.model_path", "buffer.explorer_input.taskset.path"]
+    assert [path.name for path in file.parent.iterdir()] == ["games"], "the file that was checked is gone"
 
 
 def test_the_list_of_runs_may_be_empty(folder: Path) -> None:

@@ -11,6 +11,7 @@ from studio.commented_yaml import changed
 from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
 from studio.recipes import recipes
+from trinity_core.config import config_from_text
 from trinity_core.config.source import parse
 
 TEXT = """\
@@ -153,7 +154,24 @@ def test_recipes_say_what_they_need() -> None:
     found = {recipe.title: recipe for recipe in recipes()}
     assert next(iter(found)) == "quickstart" and found["quickstart"].needs.startswith("sft → rft · model ")
     assert found["quickstart"].needs.endswith("no GPU") and found["gsm8k"].needs.endswith("2 GPUs")
+    assert {"sft", "gsm8k/sft"} < {*found} and len(found) == len(recipes()), "each has a name of its own"
     assert not [title for title, recipe in found.items() if "$schema" in recipe.text or not recipe.needs]
+
+
+def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    games, lake, new = tmp_path / "configs/games", tmp_path / "configs/lake/lake.yaml", tmp_path / "new/my.yaml"
+    for folder in (games, lake.parent):
+        folder.mkdir(parents=True)
+    lake.write_text(f"plugin_dir: ../games  # three\n{TEXT}")
+    draft = ConfigDraft.opened(lake)
+    draft.save(new)
+    assert new.read_text() == f"plugin_dir: ../configs/games # three\n{TEXT}" and draft.is_saved
+    for recipe in recipes():
+        if "plugin_dir" in recipe.text:
+            text = recipe.text_in(new.parent, tmp_path)
+            folder = config_from_text(text, name=str(new)).plugin_dir
+            assert Path(str(folder)).samefile(recipe.file.parent / str(parse(recipe.text).tree["plugin_dir"]))
 
 
 def test_configurations_are_listed_and_the_rest_is_not(tmp_path: Path) -> None:

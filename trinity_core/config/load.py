@@ -43,9 +43,11 @@ def load_config(
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
 
-def config_from_text(text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
-    """`load_config` of YAML text."""
-    return _load(source.parse(text), overrides, load_plugins)
+def config_from_text(
+    text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None, name: str = "<text>"
+) -> Config:
+    """`load_config` of YAML text; `name` is that of its file."""
+    return _load(source.parse(text, name), overrides, load_plugins)
 
 
 def config_from_dict(
