@@ -194,6 +194,11 @@ def broken(note: str, plugins: str) -> tuple[str, dict[str, str]]:
     raise ModuleNotFoundError("No module named 'trinity_core'")
 
 
+def silent(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+    """A node that fails without a word."""
+    raise MemoryError
+
+
 @pytest.mark.slow
 def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any actor starts."""
@@ -206,6 +211,7 @@ def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, m
             (blind, "checkpoint_root_dir"),
             (old, r"vllm 0\.1"),
             (broken, "No module named 'trinity_core'"),
+            (silent, "MemoryError"),
         ):
             monkeypatch.setattr(nodes, "look_around", look)
             with pytest.raises(TrinityError, match=rf"Node \d+\.\d+\.\d+\.\d+ .*{said}"):
