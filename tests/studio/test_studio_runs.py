@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from studio.actions import Action, hindrance, perform, side_launch
-from studio.prefect_runs import FlowRunSeen
+from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from studio.started_processes import Launch, StartedProcess, start_process, started_processes
@@ -172,6 +172,29 @@ def test_what_may_be_done_with_a_run(living: StartedProcess, tmp_path: Path) -> 
         "by Studio": {Action.CANCEL} | both,
         "without Prefect": {Action.CONVERT},
     }
+
+
+def test_a_dead_process_of_studios_does_not_stand_for_a_workers_run(
+    living: StartedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
+    monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
+    settings, job = studio_settings([]), folder(tmp_path, "one")
+    dead = replace(process("one", minutes=1), launch=Launch("rft", "old.yaml"))
+    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [dead])
+    perform(Action.CANCEL, run, settings)
+    assert asked == [("cancel", "flow run one")] and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [living])
+    perform(Action.CANCEL, run, settings)
+    assert len(asked) == 1 and run.own_process is living, "a living one is asked itself"
+
+    record_end(job, RunOutcome.FAILED)
+    [run] = find_runs(tmp_path, [flow_run("one", "FAILED", minutes=2)], [dead])
+    perform(Action.RETRY, run, settings)
+    assert asked[1:] == [("retry", "flow run one")]
+    [run] = find_runs(tmp_path, [flow_run("one", "FAILED")], [dead])
+    assert run.launch == dead.launch, "the process was the later attempt"
 
 
 def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:
