@@ -49,7 +49,7 @@ OTHERWISE_READ = (
 )  # fmt: skip
 """Why, sections, settings: not read as an attribute of their section."""
 
-GIVE_BACK = {"with_values", "with_given", "model_copy", "model_validate", "values", "items"}
+GIVE_BACK = {"with_values", "as_written", "model_copy", "model_validate", "values", "items"}
 """Methods that return what they are called on, or what it holds."""
 HAND_ON = {"sorted", "list", "tuple", "reversed", "enumerate", "zip", "chain"}
 """Functions that return what they are given, or what it holds."""

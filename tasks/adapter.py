@@ -41,10 +41,13 @@ class PrefectAdapter(Adapter):
 
     def subflow(self, request: Request, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
+        results: list[T] = []
 
-        def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> T:
+        def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> None:
+            # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
+            # page shows no tasks at all beside such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
-                return run()
+                results.append(run())
 
         # By this name Prefect finds the subflow's run again where the flow above it is started once more.
         name = request.run or request.config.name
@@ -52,7 +55,8 @@ class PrefectAdapter(Adapter):
         as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
         above = flow_run.parameters
         file = request.file or str(above.get("config", ""))
-        return as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
+        as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
+        return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """As tasks in threads."""

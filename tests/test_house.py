@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "data": {"config"},
     "algorithms": {"config", "data"},
     "workflows": {"config", "data"},
+    "compat": PURE,
     "store": PURE,
     "sync": PURE,
     "checkpoints": PURE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -11,22 +12,39 @@ from trinity_core.local_paths import expanded
 
 OURS = ("flows", "studio", "tasks", "trinity_core")
 """Packages that are imported beside the plugins, in some processes."""
+UPSTREAM = re.compile(r"^\s*(from|import)\s+trinity[. ]", re.MULTILINE)
+"""An import of Trinity-RFT's package."""
 
 
 def load_plugins(folder: str | Path | None) -> list[str]:
     """Import every Python file of a folder in name order, so that it can register its parts; returns the module names.
 
     The folder also goes on `sys.path`, so that files can import each other. A second call for the same file does
-    nothing. Raises TrinityError where the folder is missing or a file cannot be imported.
+    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers. Raises
+    TrinityError where the folder is missing or a file cannot be imported.
     """
     if folder is None:
         return []
     root = expanded(folder).absolute()
     if not root.is_dir():
         raise TrinityError(f"the plugin folder {root} does not exist")
+    if _wants_upstream(root):
+        importlib.import_module("trinity_core.compat").answer_imports(root)
     if str(root) not in sys.path:
         sys.path.append(str(root))
     return [_load(file) for file in sorted(root.glob("*.py")) if not file.name.startswith("_")]
+
+
+def _wants_upstream(root: Path) -> bool:
+    """True if files of the folder, or of folders in it, import a Trinity-RFT that is not installed, or it is one."""
+    files = [*root.glob("*.py"), *root.glob("*/*.py")]
+    is_checkout = (root / "trinity" / "common" / "workflows").is_dir()
+    if not is_checkout and not any(UPSTREAM.search(file.read_text(errors="replace")) for file in files):
+        return False
+    installed = importlib.util.find_spec("trinity")
+    if installed is None or not installed.submodule_search_locations:
+        return True
+    return all(Path(place).is_relative_to(root) for place in installed.submodule_search_locations)
 
 
 def _load(file: Path) -> str:

@@ -389,6 +389,16 @@ def test_parts_without_a_split_are_the_train_split(tmp_path, names):
         read_rows(str(tmp_path), "test")
 
 
+@pytest.mark.parametrize(
+    "names", [["1-train.jsonl", "2-test.jsonl"], ["hard.jsonl.gz"], ["hard.jsonl"], ["0.json", "1.jsonl"]]
+)
+def test_files_of_other_names_are_no_train_split(tmp_path, names):
+    for name in names:
+        jsonl(tmp_path / name, [{"a": 1}])
+    with pytest.raises(DataError, match="no split"):
+        read_rows(str(tmp_path))
+
+
 def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
     import gzip
 

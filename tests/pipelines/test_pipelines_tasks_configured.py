@@ -18,7 +18,9 @@ from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.configured import configured_pipeline
+from trinity_core.runtime.pipeline import finished
 from trinity_core.runtime.stage import Request, choose_stage
+from trinity_core.runtime.summary import write_summary
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 DUPLICATES = {"name": "duplicate_filter", "args": {"input_keys": ["question"]}}
@@ -51,6 +53,20 @@ def config_of(
 
 def rows(folder: str | Path, split: str = "train") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / f"{split}.jsonl").read_text().splitlines()]
+
+
+def test_a_finished_stage_that_reads_the_output_is_done(
+    tmp_path: Path, tiny_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the output nor the sync method used without GPUs is a change of the configuration."""
+    config = config_of(tmp_path, {"name": "t"}).with_values({"model.model_path": str(tiny_folder)})
+    stage = choose_stage(Request(config))
+    assert stage.config.synchronizer.sync_method != config.synchronizer.sync_method
+    summary = {"made_from": stage.made_from}
+    write_summary(stage.config, summary)
+    assert finished([config]) == [summary] and not caplog.messages
+    (tmp_path / "data/train.jsonl").write_text('{"question": "1?", "answer": "#### 1"}\n')
+    assert finished([config]) == [summary] and "train.jsonl" in caplog.text
 
 
 def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:

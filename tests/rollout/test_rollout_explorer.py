@@ -297,7 +297,7 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
             "explorer_new": 12,
         }
     lines = read_metrics(first.job_dir)
-    assert Counter(line.source for line in lines) == {"explorer": 4, "explorer_explorer_new": 2}
+    assert Counter(line.source for line in lines) == {"explorer": 4, "explorer_new": 2}
     assert all(line.metrics["experiences_per_second"] > 0 for line in lines)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trinity_core.config import Config
-from trinity_core.errors import TransientFault
-from trinity_core.runtime import actors, faults, heartbeat
-from trinity_core.runtime.faults import ProcessLost, result_of
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime import actors, faults, heartbeat, nodes
+from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped, result_of
 from trinity_core.runtime.heartbeat import StartupPresence, StartWait, within
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
@@ -51,6 +51,36 @@ def test_kept_processes_that_do_not_answer_are_replaced(monkeypatch: pytest.Monk
         actors.load_folder([silent("load")], "some/model", no_check)
     with pytest.raises(ProcessLost, match="workers kept from an earlier stage have not let it go within"):
         actors.renew([silent("renew")], Config(), no_check)
+
+
+def test_a_rank_that_fails_alone_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for it in a collective operation."""
+    monkeypatch.setattr("ray.wait", lambda refs, **_: ([r for r in refs if r != "0"], [r for r in refs if r == "0"]))
+
+    def get(ref: str, timeout: float | None = None) -> Any:
+        if ref == "1":
+            raise TrinityError("rank 1 has no room for the model")
+        return "address", 1
+
+    def worker(rank: str) -> Any:
+        return SimpleNamespace(
+            rendezvous=SimpleNamespace(remote=lambda: "meet"), start=SimpleNamespace(remote=lambda *_: rank)
+        )
+
+    monkeypatch.setattr("ray.get", get)
+    with pytest.raises(TrinityError, match="no room"):
+        actors.connect_trainers([worker("0"), worker("1")], within(5, "rank 0 waits for ever", no_check), lambda: False)
+
+
+def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
+    token = CancelToken()
+    token.stop()
+    before = CANCEL_TOKEN.set(token)
+    try:
+        with pytest.raises(Stopped):
+            nodes._wait(["ready"], no_check, 5, "Ray has not reserved a node")
+    finally:
+        CANCEL_TOKEN.reset(before)
 
 
 def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:

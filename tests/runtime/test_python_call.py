@@ -85,6 +85,20 @@ def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
         train("model", [{"prompt": "a"}], needs, output_dir=tmp_path)
 
 
+def test_functions_have_names_of_their_own(tmp_path):
+    import functools
+
+    twice = lambda_named("one", [0.0])
+    for rewards in ([], [twice, twice], [lambda completions: [0.0]], [functools.partial(twice)]):
+        with pytest.raises(InputError):
+            train("model", [{"prompt": "a"}], rewards, output_dir=tmp_path)
+
+
+def test_eval_rows_need_rewards(tmp_path):
+    with pytest.raises(InputError, match="eval_rows"):
+        train("model", [PAIR], output_dir=tmp_path, eval_rows=[PAIR])
+
+
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 TURN = {"role": "user", "content": "a"}
 
@@ -99,11 +113,10 @@ TURN = {"role": "user", "content": "a"}
     ],
 )
 def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm, form):
-    loaded = []
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
     monkeypatch.setattr(
-        "trinity_core.runtime.preflight.checks.load_ready", lambda path: loaded.append(path) or load_config(path)
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
     )
-    monkeypatch.setattr("trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None})
     result = train("model", [row] * 2, output_dir=tmp_path / "run", settings={"algorithm.optimizer.lr": 0.5})
     config = load_config(result.config_file)
     buffer = config.buffer.trainer_input.experience_buffer

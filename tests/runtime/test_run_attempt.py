@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
@@ -22,8 +23,11 @@ from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage, resume
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
+from trinity_core.sync.memory import memory_root
+from trinity_core.sync.methods import open_versions
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.writers import RunOutcome
+from trinity_core.training import TrainerWorker
 
 
 class WithoutRay(Cluster):
@@ -181,6 +185,22 @@ def test_a_run_survives_a_tracking_store_that_is_away(tmp_path: Path, caplog: py
             time.sleep(0.1)
         attempt.check()
         store.write_bytes(whole)
+
+
+def test_rank_0_removes_the_weights_on_its_own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow may be on another one, and sees only its own shared memory."""
+    there = {"synchronizer.sync_method": "memory", "cluster.ray_address": "10.0.0.1:6379"}
+    config = Config(checkpoint_root_dir=str(tmp_path)).with_values(there)
+    placement: Any = None
+    monkeypatch.setattr("ray.get", lambda result, timeout: result)
+    monkeypatch.setattr(Cluster, "alive", lambda _: True)
+    trainers = Trainers(Cluster(config, Machine(1, 0)), config, placement, lambda: None, lambda: False)
+    trainers.remove_shared_weights()  # no worker has been started
+    remove = TrainerWorker(config).remove_shared_weights
+    trainers.workers = [SimpleNamespace(remove_shared_weights=SimpleNamespace(remote=remove))]
+    open_versions("memory", config.job_dir).publish(1, [("weight", torch.ones(2))])
+    trainers.remove_shared_weights()
+    assert not memory_root(config.job_dir).exists()
 
 
 def test_engines_that_share_the_trainers_gpu_start_before_it(tmp_path: Path) -> None:

@@ -63,6 +63,20 @@ def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.Monk
     assert actors.keep(cluster, config, placement, ["e"], ["t"]) == [], "no other stage can follow"
 
 
+def test_nodes_of_kept_actors_are_given_up_when_those_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever stage uses the actors last."""
+    cluster, released = Cluster(small_config(), Machine(1, 0)), list[str]()
+    monkeypatch.setattr(cluster, "alive", lambda: True)
+    monkeypatch.setattr("ray.kill", lambda *_, **__: None)
+    cluster._started = ["engine", "trainer"]
+    cluster.release_after(["engine", "trainer"], lambda: released.append("first stage"))
+    cluster.kill(["trainer"])
+    cluster.release_after(["engine"], lambda: released.append("second stage"))
+    assert released == ["second stage"], "the engine that it has taken is on a node of the first one"
+    cluster.kill(["engine"])
+    assert released == ["second stage", "first stage"]
+
+
 class JoinedRay:
     """In place of the cluster that is joined: `gpus` of each of its nodes, of which `used` are taken."""
 

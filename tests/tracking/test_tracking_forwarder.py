@@ -109,7 +109,7 @@ def test_explorers_with_runs_of_their_own_are_kept_apart(tmp_path: Path, own_run
     flows = [("both", "explorer"), ("explore", "explorer_new"), ("explore", "third")]
     writers = [Apart() if own_runs else Recorder() for _ in flows]
     forwarders = [Forwarder(tmp_path, w, *flow) for w, flow in zip(writers, flows, strict=True)]
-    sources = ("explorer", "explorer_new", "explorer_third")
+    sources = ("explorer", "explorer_new", "explorer.third")
     for step in (1, 2):
         for source in sources:
             MetricsFile(tmp_path, source).write(step, {"a": 1})

@@ -230,6 +230,7 @@ def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
 
 
 def test_explorers_have_sources_of_their_own():
-    names = ["explorer", "explorer1", "a", "explorer_a", "explorer_explorer_a"]
+    names = ["explorer", "explorer1", "a", "explorer_a", "explorer.a", "explorer.explorer.a"]
     sources = [explorer_source(name) for name in names]
     assert len(set(sources)) == len(names) and all(source.startswith("explorer") for source in sources)
+    assert explorer_source("explorer_new") == "explorer_new"

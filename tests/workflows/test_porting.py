@@ -1,4 +1,4 @@
-"""The ported workflow of docs/porting.md, as printed there."""
+"""The workflows of docs/porting.md, written for Trinity-RFT, as printed there."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ class Maze:
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    before, after, old_maze, maze = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    for old in (before, old_maze):
-        compile(old, "before", "exec")
+    finders = sys.meta_path.copy()
+    game, maze = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_games.py").write_text(MAZE)
-    (tmp_path / "ported_game.py").write_text(after)
+    (tmp_path / "ported_game.py").write_text(game)
     (tmp_path / "ported_maze.py").write_text(maze)
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugins(tmp_path)
     yield
     del WORKFLOWS["guess_number"], WORKFLOWS["maze"]
-    for name in ("ported_game", "ported_maze", "my_games"):
-        del sys.modules[name]
+    sys.meta_path[:] = finders
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("ported_game", "ported_maze", "my_games", "trinity"):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def plugin(tmp_path, monkeypatch):
 def test_the_ported_game_is_played(plugin, guesses, reward, said):
     model = Turns(*guesses)
     row = {"question": "From 1 to 9?", "answer": "7"}
-    task = make_task("guess_number", raw=row, repeat_times=1, workflow_args={"max_turns": 3})
+    task = make_task("guess_number", raw=row, repeat_times=1, workflow_args={"most": 3})
     [one] = run(task, model)
     text = model.tokenizer.decode(one.tokens.tolist())
     expected = [f"<u{answer}><a{guess}>" for answer, guess in zip(["From 1 to 9?", *said], guesses, strict=True)]
@@ -66,13 +67,12 @@ def test_the_ported_game_is_played(plugin, guesses, reward, said):
 
 @pytest.mark.parametrize(
     ("said", "reward", "turns"),
-    [(["left", "right"], 1.0, 2), (["right"], -0.1, 1), (["left", "left"], -0.1, 2), (["left"], -0.1, 1)],
+    [(["left", "right"], 1.0, 2), (["right"], -0.1, 1), (["left", "left"], -0.1, 2)],
 )
 def test_the_ported_maze_is_walked(plugin, said, reward, turns):
     model = Turns(*said)
     row = {"question": "?", "answer": "", "map": ["left", "right"]}
-    most = 1 if said == ["left"] else 30
-    task = make_task("maze", raw=row, repeat_times=1, workflow_args={"max_turns": most})
+    task = make_task("maze", raw=row, repeat_times=1)
     steps = run(task, model)
     assert [(one.turn, one.reward, one.metrics["actual_env_steps"]) for one in steps] == [
         (turn, reward, turns) for turn in range(turns)

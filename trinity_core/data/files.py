@@ -165,7 +165,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
             if named := naming(root, split):
                 _log_unread(folder, split, [file for file in _alike(root, split) if file not in named])
                 return _without_duplicates(folder, split, named)
-    everything = [file for root in roots for file in _data_files(root)]
+    everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
         return everything
     found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
@@ -221,10 +221,9 @@ def _name_no_split(files: list[Path]) -> bool:
     """One file of any other name, or parts of one format with numbers or hashes for names."""
     if len(files) == 1:
         return _split_of(files[0]) is None
-    return (
-        all(_PART.fullmatch(file_format(file)[0]) for file in files)
-        and len({file_format(file)[1] for file in files}) == 1
-    )
+    names, formats = zip(*map(file_format, files), strict=True)
+    words = {word for name in names for word in re.split(r"[-_.]", name)}
+    return len(set(formats)) == 1 and all(map(_PART.fullmatch, names)) and not words & set(SPLITS)
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -236,8 +235,9 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _split_of(file: Path) -> str | None:
     """The split that a file name starts with, up to the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
-    first = file.name.replace("-", ".").replace("_", ".").split(".")[0]
-    return first if first in SPLITS or first == file.stem else None
+    name = file_format(file)[0]
+    first = re.split(r"[-_.]", name)[0]
+    return first if first in SPLITS or first == name else None
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Iterator[LocatedRow]:

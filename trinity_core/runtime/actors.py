@@ -13,7 +13,7 @@ from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
+from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
 from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ProgressReport
@@ -95,8 +95,7 @@ def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) 
 
     source = WeightSource("folder", str(Path(model_path).absolute()))
     timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {model_path}", check)
-    for ref in [engine.load.remote(source, 0) for engine in engines]:
-        result_of(ref, timed)
+    results_of([engine.load.remote(source, 0) for engine in engines], timed)
 
 
 def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
@@ -174,15 +173,13 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
 def renew(workers: list[Any], config: Config, check: Callable[[], None]) -> None:
     """Let running workers become those of another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
-    for ref in [worker.renew.remote(config) for worker in workers]:
-        result_of(ref, timed)
+    results_of([worker.renew.remote(config) for worker in workers], timed)
 
 
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:
     """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
     address, port = result_of(workers[0].rendezvous.remote(), check, stopped)
-    progress = [result_of(ref, check, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
-    return progress[0]
+    return results_of([worker.start.remote(address, port) for worker in workers], check, stopped)[0]
 
 
 def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:

@@ -51,6 +51,8 @@ class Cluster:
         self._users = 0
         self._kept: dict[str, tuple[Any, list[Any]]] = {}
         """Actors kept for a later stage: kind -> (the key they fit, actors)."""
+        self._reserved: list[tuple[list[Any], Callable[[], None]]] = []
+        """Nodes that are reserved for kept actors: those actors, and what gives the nodes up."""
         self._placing: dict[Any, tuple[str, float]] = {}
         """Actors that Ray has yet to start: reference that is ready once it has -> (name, when it was asked to)."""
         self._namespace = config.ray_namespace or "trinity"
@@ -216,6 +218,25 @@ class Cluster:
             if handle in handles:
                 ray.kill(handle, no_restart=True)
         self._started = [handle for handle in self._started if handle not in handles]
+        self._release_unused()
+
+    def release_after(self, actors: Sequence[Any], release: Callable[[], None]) -> None:
+        """Call `release`, which gives up a stage's nodes, once these actors have ended; at once if there are none.
+
+        Actors that an earlier stage has kept are on that stage's nodes.
+        """
+        earlier = [actor for placed, _ in self._reserved for actor in placed]
+        self._reserved.append(([actor for actor in actors if actor not in earlier], release))
+        self._release_unused()
+
+    def _release_unused(self) -> None:
+        """A dead Ray has given up all nodes."""
+        reserved, self._reserved = self._reserved, []
+        for actors, release in reserved:
+            if any(actor in self._started for actor in actors):
+                self._reserved.append((actors, release))
+            elif self.alive():
+                release()
 
     @property
     def shared(self) -> bool:

@@ -109,12 +109,25 @@ def result_of(ref: Any, check: Callable[[], None], stopped: Callable[[], bool] =
 
     `check` raises if there is nothing to wait for any more (`Cluster.check`).
     """
+    return results_of([ref], check, stopped)[0]
+
+
+def results_of(
+    refs: Sequence[Any], check: Callable[[], None], stopped: Callable[[], bool] = lambda: False
+) -> list[Any]:
+    """As `result_of`, for several at once; the first failure is raised while the others still work.
+
+    The rank of a trainer that fails alone leaves the others in a collective operation, where they wait for it.
+    """
     import ray
 
+    waiting, results = list(refs), {}
     while True:
-        done, _ = ray.wait([ref], timeout=0)
-        if done:
-            return get(ref)
+        done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        for ref in done:
+            results[ref] = get(ref)
+        if not waiting:
+            return [results[ref] for ref in refs]
         if stopped():
             raise Stopped("The run was stopped.")
         check()

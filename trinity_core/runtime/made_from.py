@@ -10,6 +10,7 @@ from typing import Any
 
 from trinity_core.checkpoints.manifest import digest
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
+from trinity_core.config.task_output import uses_pipeline
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
@@ -61,10 +62,14 @@ def _files(config: Config) -> Iterator[Path]:
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
     data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
-    for each in data_sets:
-        if each.path and (each.storage_type or "file") == "file" and is_local(each.path):
+    read = [(each.path, each.split, each.subset_name) for each in data_sets if (each.storage_type or "file") == "file"]
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is not None and uses_pipeline(config):
+        read += [(path, pipeline.split, None) for path in pipeline.inputs]
+    for path, split, subset in read:
+        if path and is_local(path):
             try:
-                yield from data_files(each.path, each.split, each.subset_name)
+                yield from data_files(path, split, subset)
             except DataError:
                 continue  # a run says so when it reads them
     if config.plugin_dir:

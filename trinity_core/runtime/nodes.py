@@ -23,6 +23,7 @@ from uuid import uuid4
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
+from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.placement import AnyNode, Placement
 from trinity_core.waits import poll
 
@@ -168,7 +169,7 @@ def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None])
             try:
                 seen, there = ray.get(ref, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayTaskError as error:
-                reason = str(error.cause).strip().splitlines()[-1]
+                reason = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[-1]
                 raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
             if seen != expected:
                 raise TrinityError(
@@ -222,11 +223,13 @@ def _nonce(job_dir: Path) -> Iterator[Path]:
 
 
 def _wait(refs: list[Any], check: Callable[[], None], seconds: float, late: str) -> None:
-    """Wait until all are done. Raises `TransientFault`, which says `late`, after so many seconds."""
+    """Wait until all are done. Raises `TransientFault`, which says `late`, after so many seconds, and `Stopped`."""
     import ray
 
     for _ in poll(seconds, pause=0.1):
         if len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs):
             return
+        if is_cancelled():
+            raise Stopped("The run was stopped.")
         check()
     raise TransientFault(f"{late} within {seconds:g} s.")

@@ -33,7 +33,7 @@ Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
 """Of a run whose settings name none (`max_model_len` is one too)."""
 
-PLUGIN = '''"""The reward functions that were given to `trinity_core.train`."""
+PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
 from pathlib import Path
 
@@ -103,7 +103,8 @@ def train(
     write_atomically(config_file, dump(tree).encode())
     config = load_ready(config_file)
     summary = run_configuration(config, is_ready=True)
-    return TrainResult(Path(config.job_dir), config_file, summary)
+    # Begun anew, the run has a folder of its own.
+    return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 
 def _configuration(
@@ -117,6 +118,8 @@ def _configuration(
         "model": {"model_path": model},
     }
     if rewards is None:
+        if eval_rows is not None:
+            raise InputError("eval_rows are answered and scored, which needs rewards")
         is_dpo = "chosen" in train_set.columns
         experiences = {"name": "train", **train_set.storage}
         tree |= {"mode": "train", "algorithm": {"algorithm_type": "dpo" if is_dpo else "sft"}}
@@ -124,7 +127,7 @@ def _configuration(
     if isinstance(rewards, str):
         name = rewards
     else:
-        functions = {function.__name__: function for function in ([rewards] if callable(rewards) else rewards)}
+        functions = _named([rewards] if callable(rewards) else rewards)
         if train_set.columns and PROMPT not in train_set.columns:
             raise InputError(
                 f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}"
@@ -195,6 +198,19 @@ def _plain_turns(row: Row) -> dict[str, Any]:
     return dict(row)
 
 
+def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
+    """By their names, which are those of their metrics. Raises InputError where two have one name, or one has none."""
+    named: dict[str, Callable[..., Any]] = {}
+    for function in functions:
+        name = getattr(function, "__name__", "")
+        if not name.isidentifier() or name in named:
+            raise InputError(f"each reward function needs a name of its own (def name(…)); {function!r} has {name!r}")
+        named[name] = function
+    if not named:
+        raise InputError("rewards is an empty list; give functions, or leave it out to train on the rows as examples")
+    return named
+
+
 def _write_functions(folder: Path, functions: Functions, columns: Sequence[str]) -> str:
     """Write the functions as a plugin; the name of the reward function that it registers."""
     import cloudpickle
@@ -211,8 +227,10 @@ def _write_functions(folder: Path, functions: Functions, columns: Sequence[str])
     # Plugins of two runs in one process are two modules.
     name = "rewards_" + hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{name}.pickle", cloudpickle.dumps(dict(functions)))
-    write_atomically(folder / f"{name}.py", PLUGIN.format(name=name).encode())
+    pickled = cloudpickle.dumps(dict(functions))
+    write_atomically(folder / f"{name}.pickle", pickled)
+    digest = hashlib.sha256(pickled).hexdigest()
+    write_atomically(folder / f"{name}.py", PLUGIN.format(name=name, digest=digest).encode())
     return name
 
 

@@ -258,15 +258,17 @@ class RunAttempt:
         workers = self.trainers.workers
         mine = [*self._engines, *workers]
         kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
-        self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
-        if not kept and self.cluster.alive():
-            self.placement.nodes.release()
+        try:
+            self.trainers.remove_shared_weights()
+        finally:
+            self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
+            self.cluster.release_after(kept, self.placement.nodes.release)
         if "train" in self.components:
             remove_shared_weights(self.config)
 
 
 def remove_shared_weights(config: Config) -> None:
-    """Remove the weights published through shared memory, which are of no use after the run."""
+    """Remove the weights published through this machine's shared memory, which are of no use after the run."""
     from trinity_core.sync.methods import run_versions
 
     run_versions(config).remove()

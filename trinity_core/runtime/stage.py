@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trinity_core.algorithms.objective import Objective
@@ -21,6 +21,7 @@ from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
 from trinity_core.runtime.preflight.checks import require_ready
 from trinity_core.runtime.shared_settings import check_shared_settings
@@ -62,6 +63,8 @@ class Stage:
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
     """What the user should know before the stage starts, such as settings without effect."""
+    made_from: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`made_from` of the configuration as it was loaded: `config` has the sync method and the data that are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +120,16 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
         require_ready(config)
-    placement = placement_of(config)
+    placement, made = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    config = config.with_values({"synchronizer.sync_method": method})
     warnings = (*notices(config), *([notice] if notice else []))
+    # The style that validation has told stays in force, whichever method takes over on this machine.
+    style = config.synchronizer.style
+    config = config.with_values({"synchronizer.sync_method": method, "synchronizer.sync_style": style})
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
     name = request.stage or request.kind or flow_of(config)
-    return Stage(config, placement, name, parent_dir, warnings=warnings)
+    return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=made)
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:

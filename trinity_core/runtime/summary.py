@@ -14,7 +14,6 @@ from trinity_core.config import Config
 from trinity_core.config.task_output import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.runtime.adapter import Adapter
-from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
@@ -54,7 +53,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
         "seconds": round(time.monotonic() - attempt.began, 2),
-        "made_from": made_from(config),
+        "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
         "results": results,
     }

@@ -26,6 +26,8 @@ MAX_RESTARTS = 3
 """Restarts of the workers before the attempt fails. Workers that keep dying (too little memory) will die again."""
 ANSWER_SECONDS = 10.0
 """For a worker to say that it lives, after another one has failed."""
+REMOVE_SECONDS = 3.0
+"""For rank 0 to remove the weights it has published. Prefect kills a cancelled run 30 s after asking it to end."""
 
 
 class Trainers:
@@ -96,6 +98,15 @@ class Trainers:
         worker = self.workers[0]
         check = Heartbeat({trainer_name(self._config, 0): worker}, self._check).check
         return Path(result_of(worker.convert.remote(step), check))
+
+    def remove_shared_weights(self) -> None:
+        """Let rank 0 remove the weights in its machine's shared memory, as it may be on another node than the flow."""
+        if not self.workers or not self._cluster.address or not self._cluster.alive():
+            return
+        try:
+            get(self.workers[0].remove_shared_weights.remote(), REMOVE_SECONDS)
+        except TransientFault as fault:
+            log.warning("weights may be left in shared memory on the node of trainer rank 0: %s", fault)
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         self._make_room()

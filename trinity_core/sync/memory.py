@@ -159,7 +159,10 @@ class MemoryVersions(WeightVersions):
         pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
         self._own()
-        _private(self.root)
+        if self.root == self._shared:
+            _private(self.root)
+        else:  # the run's folder, which on a network file system may belong to another user
+            self.root.mkdir(parents=True, exist_ok=True)
         payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
         try:

@@ -132,7 +132,7 @@ def explorer_source(name: str) -> str:
 
     No two names have the same one.
     """
-    return name if name.startswith("explorer") and not name.startswith("explorer_") else f"explorer_{name}"
+    return name if name.startswith("explorer") and not name.startswith("explorer.") else f"explorer.{name}"
 
 
 def stream_of(source: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from trinity_core.data.files import data_files, is_local
+from trinity_core.errors import DataError
 from trinity_core.page_notes import read_page_note, rollouts_page
 from trinity_core.tracking.scores import data_digest
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
+MOST_BYTES = 1 << 30
+"""Of files that are read for a fingerprint."""
 LONGEST_DIGEST = 36
 """Characters that MLflow takes."""
 
@@ -42,12 +46,21 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
     found = []
     for context, given in _data(config):
         path = str(given["path"])
-        digest = data_digest(path, str(given.get("split") or ""), given.get("subset_name"))
+        digest = _digest(path, str(given.get("split") or ""), given.get("subset_name"))
         kind = "local" if Path(path).expanduser().exists() else "hugging_face"
         name = str(given.get("name") or Path(path).name)
         dataset = Dataset(name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": given.get("split")}))
         found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
     return found
+
+
+def _digest(path: str, split: str, subset: str | None) -> str:
+    """Of the contents, or of large data the size: a start does not wait for terabytes to be read."""
+    try:
+        size = sum(file.stat().st_size for file in data_files(path, split, subset)) if is_local(path) else 0
+    except DataError:
+        size = 0
+    return f"{size} bytes" if size > MOST_BYTES else data_digest(path, split, subset)
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

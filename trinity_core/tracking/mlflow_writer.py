@@ -279,9 +279,9 @@ class MlflowWriter(TracingWriter, RankingWriter):
         self._describe(run_id, job_dir)
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, flatten(self._info.config))
-            if datasets := dataset_inputs(self._info.config):
-                self._client.log_inputs(run_id, datasets=datasets)
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
+        if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
+            self._client.log_inputs(run_id, datasets=datasets)
         return run_id
 
     def _describe(self, run_id: str, job_dir: Path) -> None:

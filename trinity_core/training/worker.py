@@ -84,6 +84,12 @@ class TrainerWorker:
 
         return str(convert(JobLayout(self.config.job_dir).step(step), Path(self.config.model.model_path)))
 
+    def remove_shared_weights(self) -> None:
+        """Remove the weights published through this machine's shared memory, which are of no use after the run."""
+        from trinity_core.sync.methods import run_versions
+
+        run_versions(self.config).remove()
+
     def stop(self) -> None:
         """Ask `run` to save at the next step boundary and return."""
         self._stopping.set()

@@ -273,6 +273,6 @@ def unknown_workflow(name: str) -> str:
     near = next((sentence for parts, sentence in NEAREST if any(part in lower for part in parts)), "")
     here = near or f"there are {', '.join(sorted(WORKFLOWS))}"
     return (
-        f"there is no workflow '{name}'; {here}. docs/porting.md says how one of Trinity-RFT is rewritten; your own is "
+        f"there is no workflow '{name}'; {here}. docs/porting.md says how one of Trinity-RFT is run; your own is "
         "found through --plugin-dir or as package.module.Name."
     )

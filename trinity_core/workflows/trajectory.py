@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from hashlib import blake2b
 from typing import Any
 
@@ -73,6 +74,12 @@ class Trajectory:
     def finished(self) -> bool:
         """True if the policy's last turn was cut off, or the context has no room for another."""
         return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
+
+    def copied(self) -> Trajectory:
+        """Another one with the same turns, which goes on by itself."""
+        other = copy(self)
+        other.messages, other._calls = self.messages.copy(), self._calls.copy()
+        return other
 
     async def act(self, **sampling: Any) -> Completion:
         """The policy's next turn, which is now part of the conversation. `sampling` differs from the usual one.

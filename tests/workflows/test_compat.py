@@ -1,0 +1,324 @@
+"""Workflow classes in Trinity-RFT's style, loaded as plugins and played by the real runner on a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from workflows.chatting import Turns
+from workflows.workflow_helpers import make_task
+from workflows.workflow_helpers import run as play_scripted
+
+from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.errors import TrinityError
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
+from trinity_core.plugins import load_plugins
+from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardPool
+
+PLUGIN = """
+import copy
+import time
+
+import torch
+from trinity.common.experience import EID, Experience
+from trinity.common.models.model import ModelWrapper
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+from trinity.common.rewards.math_reward import MathRewardFn
+from trinity.common.workflows import WORKFLOWS, MultiTurnWorkflow, SimpleWorkflow, Task, Workflow
+from trinity.common.workflows.step_wise_workflow import RewardPropagationWorkflow, StepWiseRewardWorkflow
+from trinity.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+@REWARD_FUNCTIONS.register_module("lengths")
+class Lengths(RewardFn):
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def __call__(self, response, truth=None, **kwargs):
+        return {"length": self.scale * len(response), "has_truth": float(truth is not None)}
+
+
+@WORKFLOWS.register_module("up_simple")
+class Simple(SimpleWorkflow):
+    pass
+
+
+@WORKFLOWS.register_module("up_two_turns")
+class TwoTurns(MultiTurnWorkflow):
+    can_repeat = True
+
+    def set_repeat_times(self, repeat_times, run_id_base):
+        self.repeat_times, self.run_id_base = repeat_times, run_id_base
+
+    def run(self):
+        made = []
+        for i in range(self.repeat_times):
+            memory = [{"role": "user", "content": self.task.task_desc}]
+            for word in ("again", "and more"):
+                answer = self.model.chat(memory, n=1)[0].response_text
+                memory.append({"role": "assistant", "content": answer.strip()})
+                memory.append({"role": "user", "content": word})
+            one = self.process_messages_to_experience(memory, 0.5 + i, {"rounds": 2, "note": "x"})
+            one.eid.run = i + self.run_id_base
+            made.append(one)
+        return made
+
+
+@WORKFLOWS.register_module("up_async")
+class Waits(Workflow):
+    is_async = True
+
+    async def run_async(self):
+        time.sleep(0.01)
+        [answer] = await self.model.chat_async([{"role": "user", "content": self.task.task_desc}], temperature=1.0)
+        made = Experience(
+            tokens=answer.tokens, prompt_length=answer.prompt_length, logprobs=answer.logprobs, reward=2.0,
+            action_mask=torch.zeros_like(answer.action_mask), info={"kind": "made"}, eid=EID(step=1),
+        )
+        answer.reward, answer.metrics["seen"] = 1.0, 3
+        return [answer, made]
+
+
+@WORKFLOWS.register_module("up_judged")
+class Judged(Workflow):
+    def run(self):
+        [answer] = self.model.chat([{"role": "user", "content": self.task.task_desc}])
+        judge = self.auxiliary_models[0]
+        verdict = judge.chat.completions.create(
+            model=judge.model_path, messages=[{"role": "user", "content": "Good?"}], temperature=0, max_tokens=4
+        )
+        answer.reward = 1.0 + len(verdict.choices[0].message.content)
+        answer.info["tokens"] = len(self.auxiliary_model_wrappers[0].logprobs(answer.tokens))
+        return [answer]
+
+
+@WORKFLOWS.register_module("up_steps")
+class Steps(StepWiseRewardWorkflow):
+    max_step_num = 3
+
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.memory = [{"role": "user", "content": task.task_desc}]
+
+    def step(self, step_num):
+        answer = self.client.chat.completions.create(model=self.client.model_path, messages=self.memory)
+        said = answer.choices[0].message
+        self.memory += [{"role": "assistant", "content": said.content}, {"role": "user", "content": "go on"}]
+        return step_num < 1
+
+    def reward(self, exps, step_num):
+        return 10.0 * step_num + len(exps)
+
+
+@WORKFLOWS.register_module("up_checked")
+class Checked(Workflow):
+    def run(self):
+        [answer] = self.model.chat([{"role": "user", "content": self.task.task_desc}])
+        parts = MathRewardFn()(response=answer.response_text, truth=self.task.truth, with_think=True)
+        answer.reward = sum(parts.values())
+        return [answer]
+"""
+
+
+def load(folder: Path, source: str, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(source)
+    load_plugins(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    path, finders = sys.path.copy(), sys.meta_path.copy()
+    yield
+    sys.path[:], sys.meta_path[:] = path, finders
+    for name in [name for name in sys.modules if name.split(".")[0] in ("trinity", "upstream_style")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    load(tmp_path / "plugins", PLUGIN, "upstream_style")
+    return tmp_path / "plugins"
+
+
+@pytest.fixture
+def play(plugin, tiny_engine, tiny_folder):
+    """Plays a task with the real runner, engine and reward workers."""
+    rewards = RewardPool(plugin_dir=str(plugin))
+
+    def played(workflow, repeat_times=2, **fields):
+        async def main():
+            pool = EnginePool([tiny_engine], str(tiny_folder))
+            await pool.start()
+            tokenizer = load_tokenizer(str(tiny_folder), False)
+            stops = tuple(token for token in range(len(tokenizer)) if token % 4 == 0)
+            limits = Limits(160, 100, 8, Sampling(8, stop_token_ids=stops))
+            loops = WorkflowLoops()
+            model = EngineModel(pool, ChatEncoder(tokenizer), limits, outside=loops.outside)
+            runner = TaskRunner(model, rewards, at_once=2, timeout=200, auxiliary=[model], loops=loops)
+            row = {"question": "Tom has 3 apples.", "answer": "3"}
+            task = make_task(workflow, raw=row, repeat_times=repeat_times, rollout_args=RolloutArgs(), **fields)
+            [outcome] = await runner.run([task])
+            loops.close()
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome.experiences
+
+        return asyncio.run(main())
+
+    yield played
+    rewards.close()
+
+
+def test_a_simple_workflow_samples_as_the_native_one(play):
+    ours = play("simple_workflow", 3, reward_fn="lengths", reward_fn_args={"scale": 2.0})
+    theirs = play("up_simple", 3, reward_fn="lengths", reward_fn_args={"scale": 2.0})
+    assert [one.run for one in theirs] == [0, 1, 2]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist() and other.action_mask.all()
+        assert np.allclose(one.logprobs, other.logprobs, atol=1e-5) and (other.versions == one.versions).all()
+        assert other.reward == one.reward == 2.0 * len(other.info["response"]) + 1.0
+        assert other.metrics["length"] == one.metrics["length"] and other.temperature == one.temperature
+    assert len({one.tokens.tobytes() for one in theirs}) > 1
+
+
+def test_turns_of_an_engine_are_those_that_were_sampled(play, tiny_model):
+    import torch
+
+    rows = play("up_two_turns")
+    assert [(one.run, one.turn, one.reward, one.metrics["rounds"]) for one in rows] == [(0, 0, 0.5, 2), (1, 0, 1.5, 2)]
+    for one in rows:
+        assert one.action_mask.any() and not one.action_mask.all() and one.info["note"] == "x"
+        assert (one.versions[one.action_mask] == 0).all() and (one.versions[~one.action_mask] == -1).all()
+        tokens = torch.tensor(one.tokens.astype(np.int64))
+        with torch.no_grad():
+            logits = tiny_model(tokens[None]).logits[0]
+        expected = logits.log_softmax(-1)[torch.arange(len(tokens) - 1), tokens[1:]].numpy()[one.prompt_length - 1 :]
+        assert np.abs((expected - one.logprobs)[one.action_mask]).max() < 1e-3
+
+
+def test_what_was_sampled_is_not_tokenised_again(plugin):
+    turns = [[ord("a"), ord("b"), 2], [32, ord("a"), ord("b"), 2]]
+    model = Turns(*turns)
+    [one] = play_scripted(make_task("up_two_turns", repeat_times=1), model)
+    prompt, rest = model.tokenizer.encode("<u1+1?><a"), model.tokenizer.encode("<uagain><a")
+    assert one.tokens.tolist() == [*prompt, *turns[0], *rest, *turns[1]] and one.prompt_length == len(prompt)
+    assert one.action_mask.tolist() == [True] * 3 + [False] * len(rest) + [True] * 4
+    assert model.asked[1][0] == [*prompt, *turns[0], *rest]
+    seeds = [how["seeds"] for _, how in model.asked]
+    task = make_task("up_two_turns", repeat_times=1)
+    assert seeds == [[task.rollout_seed(0, 0)], [task.rollout_seed(0, 1)]]
+
+
+def test_an_async_workflow_has_an_object_for_each_run(play):
+    rows = play("up_async")
+    assert [(one.run, one.turn, one.reward) for one in rows] == [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 1.0), (1, 1, 2.0)]
+    for sampled, made in zip(rows[::2], rows[1::2], strict=True):
+        assert made.tokens.tolist() == sampled.tokens.tolist() and (made.versions == sampled.versions).all()
+        assert sampled.action_mask.all() and not made.action_mask.any() and not made.is_expert
+        assert sampled.metrics["seen"] == 3.0 and made.info["kind"] == "made"
+
+
+def test_an_auxiliary_model_answers_through_its_client(play):
+    for one in play("up_judged"):
+        assert one.reward >= 1 and one.info["tokens"] == len(one.tokens) - 1
+
+
+def test_steps_are_numbered_and_have_their_rewards(play):
+    rows = play("up_steps")
+    assert [(one.run, one.turn, one.reward) for one in rows] == [(0, 0, 1.0), (0, 1, 11.0), (1, 0, 1.0), (1, 1, 11.0)]
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert second.tokens[: len(first.tokens)].tolist() == first.tokens.tolist()
+        assert second.prompt_length > len(first.tokens)
+
+
+def test_a_registered_reward_class_scores_native_workflows_too(play):
+    rows = play("math_workflow", reward_fn="lengths", reward_fn_args={"scale": 0.5})
+    assert [one.reward for one in rows] == [0.5 * len(one.info["response"]) + 1.0 for one in rows]
+
+
+def test_a_verifier_that_fails_is_no_wrong_answer(plugin, monkeypatch):
+    @REWARD_FNS.register("breaks")
+    def breaks(**_):
+        raise ValueError("no")
+
+    monkeypatch.setattr(sys.modules["upstream_style"].MathRewardFn, "function", "breaks")
+    [one] = play_scripted(make_task("up_checked", repeat_times=1), Turns("ab"), Breaking())
+    assert one.reward is None and not one.action_mask.any() and one.metrics["verifier_errors"] == 1.0
+
+
+class Breaking:
+    """A reward runner whose verifier always fails."""
+
+    async def score(self, name, items):
+        from trinity_core.workflows import Reward
+
+        return [Reward(error="it raised") for _ in items]
+
+    score_sync = None
+
+
+def test_ours_are_called_as_reward_classes(play):
+    for one in play("up_checked"):
+        assert one.reward is not None and math.isfinite(one.reward)
+
+
+def test_what_upstream_has_and_we_have_not_is_named_with_its_file(tmp_path):
+    for number, line in enumerate(
+        ("from trinity.common.verl import Trainer", "import trinity.buffer", "from trinity.common.workflows import Nix")
+    ):
+        folder = tmp_path / str(number)
+        name = f"asks_for_more_{number}"
+        with pytest.raises(TrinityError) as error:
+            load(folder, line, name)
+        missing = ("trinity.common.verl", "trinity.buffer", "trinity.common.workflows.Nix")[number]
+        for text in (str(folder / f"{name}.py"), f"{missing} ", "docs/porting.md"):
+            assert text in str(error.value)
+        assert name not in sys.modules
+
+
+def test_an_installed_trinity_is_not_shadowed(tmp_path, monkeypatch):
+    installed = tmp_path / "site" / "trinity"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("installed = True")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    load(tmp_path / "plugins", "from trinity import installed", "upstream_style")
+    assert sys.modules["upstream_style"].installed is True
+
+
+def test_plugins_without_such_imports_change_nothing(tmp_path):
+    before = sys.meta_path.copy()
+    load(tmp_path / "plugins", "trinity = 1  # import trinity.common", "upstream_style")
+    assert sys.meta_path == before and "trinity" not in sys.modules
+
+
+def test_other_files_of_a_checkout_are_imported_from_it(tmp_path):
+    package = tmp_path / "trinity" / "common" / "workflows" / "envs"
+    package.mkdir(parents=True)
+    for folder in (tmp_path / "trinity", *list(package.parents)[:2], package):
+        (folder / "__init__.py").write_text("raise RuntimeError" if folder != package else "")
+    (package / "maze.py").write_text(
+        "from trinity.common.workflows.workflow import Workflow\n"
+        "class Maze(Workflow):\n"
+        "    def run(self):\n"
+        "        answers = self.model.chat([{'role': 'user', 'content': 'where?'}])\n"
+        "        answers[0].reward = 1.0\n"
+        "        return answers\n"
+    )
+    load_plugins(tmp_path)
+    path = "trinity.common.workflows.envs.maze.Maze"
+    assert WORKFLOWS.resolve(path).__module__ == path.rpartition(".")[0]
+    [one] = play_scripted(make_task(path, repeat_times=1, format=FormatConfig()), Turns("left"))
+    assert one.reward == 1.0

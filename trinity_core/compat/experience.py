@@ -1,0 +1,102 @@
+"""Trinity-RFT's `Experience` as its workflows read and write it, and this project's from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience as Recorded
+from trinity_core.errors import TrinityError
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rollout_model import Completion
+
+
+@dataclass
+class EID:
+    """Where an experience belongs: a workflow sets `run` and `step`."""
+
+    batch: int | str = ""
+    task: int | str = ""
+    run: int = 0
+    step: int = 0
+    suffix: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class Experience:
+    """P prompt tokens, then T tokens. Arrays are torch tensors, or become such."""
+
+    tokens: Any
+    """int32 [P + T]."""
+    prompt_length: int = 1
+    """P."""
+    logprobs: Any = None
+    """float32 [T]."""
+    action_mask: Any = None
+    """bool [T]; None: every token of the response."""
+    reward: float | None = None
+    token_level_reward: Any = None
+    """float32 [T]."""
+    teacher_logprobs: Any = None
+    """float32 [T]."""
+    truncate_status: str | None = None
+    """`prompt_truncated`: nothing was sampled. `response_truncated`: the conversation outgrew the context."""
+    response_text: str | None = None
+    prompt_text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    eid: EID = field(default_factory=EID)
+    info: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    recorded: Recorded | None = None
+    """The tokens as they were sampled; None if a workflow made the experience."""
+    answer: Completion | None = None
+    """The model's answer, if it is a single one."""
+
+    def __post_init__(self) -> None:
+        import torch
+
+        for name in ("tokens", "logprobs", "action_mask", "token_level_reward", "teacher_logprobs"):
+            dtype = {"tokens": torch.int32, "action_mask": torch.bool}.get(name, torch.float32)
+            if getattr(self, name) is not None:
+                setattr(self, name, torch.as_tensor(getattr(self, name)).to(dtype))
+        if self.action_mask is None:
+            self.action_mask = torch.ones(len(self.tokens) - self.prompt_length, dtype=torch.bool)
+        self.info, self.metrics = self.info or {}, self.metrics or {}
+
+
+def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) -> Recorded:
+    """This project's experience. `sampled`: what was sampled, by its tokens and prompt length.
+
+    Tokens that were sampled keep the log-probs, versions and temperature of their sampling, also where a workflow made
+    its own `Experience` of them; it can take tokens out of the loss, never add any. Other tokens are the workflow's
+    own: an expert's where they have no log-probs. A reward that is no number makes the experience unscored.
+    """
+    if not isinstance(one, Experience):
+        raise TrinityError(f"a Trinity-RFT workflow returns a list of Experience, not of {type(one).__name__}")
+    tokens, mask = _array(one.tokens, np.int32), _array(one.action_mask, np.bool_)
+    recorded = one.recorded
+    if recorded is None or recorded.prompt_length != one.prompt_length or not np.array_equal(recorded.tokens, tokens):
+        recorded = sampled.get((tokens.tobytes(), one.prompt_length))
+    if recorded is None:
+        logprobs = _array(one.logprobs, np.float32)
+        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=logprobs is None)
+    else:
+        result = recorded.copied()
+        result.action_mask = recorded.action_mask & mask
+    result.info = {"prompt": one.prompt_text, "response": one.response_text} | result.info | one.info
+    unscored = one.reward is not None and math.isnan(one.reward)
+    result.reward = None if unscored else one.reward
+    result.metrics |= one.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
+    result.token_rewards = _array(one.token_level_reward, np.float32)
+    result.teacher_logprobs = _array(one.teacher_logprobs, np.float32)
+    result.run, result.turn = one.eid.run, one.eid.step
+    return result
+
+
+def _array(tensor: Any, dtype: Any) -> Any:
+    return None if tensor is None else np.ascontiguousarray(tensor.detach().cpu().numpy(), dtype=dtype)

@@ -1,0 +1,204 @@
+"""Trinity-RFT's `ModelWrapper` on a `RolloutModel`: what was sampled is never tokenised again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.compat.experience import Experience
+from trinity_core.data.experience import Experience as Recorded
+from trinity_core.errors import TrinityError
+from trinity_core.workflows.base import all_of
+from trinity_core.workflows.rollout_model import Completion, RolloutModel
+from trinity_core.workflows.trajectory import Trajectory
+
+Messages = Sequence[Mapping[str, Any]]
+Key = tuple[str, ...]
+NO_SAMPLING = ("logprobs", "seed")
+"""Arguments that change nothing: log-probs are always recorded, and seeds come from the run's."""
+
+
+def _both(work: Callable[..., Coroutine[Any, Any, Any]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A blocking and an async method for the workflow's thread, of a coroutine for the model's loop."""
+
+    def blocking(self: ModelWrapper, *args: Any, **named: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop).result()
+
+    async def awaited(self: ModelWrapper, *args: Any, **named: Any) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop))
+
+    blocking.__doc__ = awaited.__doc__ = work.__doc__
+    return blocking, awaited
+
+
+@dataclass(eq=False)
+class ModelWrapper:
+    """A model for the thread of one workflow object. Its answers are sampled in `loop`, that of the `RolloutModel`."""
+
+    model: RolloutModel
+    loop: asyncio.AbstractEventLoop
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """What a call does not set."""
+    seed: Callable[[int, int], int] | None = None
+    """The seed of an answer, by the number of its call and its own in that."""
+    chat_template: str | None = None
+    model_path: str = "policy"
+    history: list[Experience] = field(default_factory=list)
+    sampled: dict[tuple[bytes, int], Recorded] = field(default_factory=dict)
+    """See `as_recorded`."""
+    _known: dict[Key, tuple[Trajectory, Completion]] = field(default_factory=dict)
+    """Conversations that end with an answer of the model."""
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    enable_history = True
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """One Experience for each answer since the record was last cleared."""
+        taken = list(self.history)
+        if clear_history:
+            self.history.clear()
+        return taken
+
+    def get_openai_client(self) -> Any:
+        """See `compat.openai_client`."""
+        from trinity_core.compat.openai_client import Client
+
+        return Client(self.model_path, self.model.message, self.chat)
+
+    def get_openai_async_client(self) -> Any:
+        """See `compat.openai_client`."""
+        from trinity_core.compat.openai_client import AsyncClient
+
+        return AsyncClient(self.model_path, self.model.message, self.chat_async)
+
+    async def get_message_token_len(self, messages: Messages) -> int:
+        """Tokens of a conversation, up to the start of its next answer."""
+        return len(self._encoded(self.model.render([*map(dict, messages)], chat_template=self.chat_template)))
+
+    async def _chat(self, messages: Messages, n: int = 1, tools: Any = None, **options: Any) -> list[Experience]:
+        """`n` answers to a conversation. One that goes on from a recorded answer goes on from its tokens."""
+        conversation = [dict(message) for message in messages]
+        if conversation[-1]["role"] == "assistant":  # the first words of the answer
+            begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
+            return await self._generate([begun + conversation[-1]["content"]], n, **options)
+        known, length = self._begun(conversation, tools)
+        number, sampling = next(self._numbers), self._sampling(options)
+        if known and known[1].finish_reason == "prompt_too_long":
+            branches, answers = [known[0]] * n, [known[1]] * n
+        else:
+            new = Trajectory(self.model, conversation, tools=tools, chat_template=self.chat_template)
+            branches = [(known[0] if known else new).copied() for _ in range(n)]
+            for branch in branches:
+                branch.add(*(conversation[length:] if known else ()))
+            seeds = [self._seeds(number, i, 1) for i in range(n)]
+            acts = [branch.act(seeds=own, **sampling) for branch, own in zip(branches, seeds, strict=True)]
+            answers = await all_of(acts)
+        for branch, answer in zip(branches, answers, strict=True):
+            for message in (self.model.message(answer, tools), {"role": "assistant", "content": answer.text}):
+                self._known[_key([*conversation, message], tools)] = branch, answer
+        return [self._answered(answer, conversation) for answer in answers]
+
+    async def _generate(self, prompts: Sequence[str], n: int = 1, **options: Any) -> list[Experience]:
+        """`n` continuations of each text."""
+        number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
+        calls = [
+            self.model.generate(
+                self._encoded(text), n, seeds=self._seeds(number, place * n, n), chat_template=template, **sampling
+            )
+            for place, text in enumerate(prompts)
+        ]
+        return [self._answered(answer, None) for answers in await all_of(calls) for answer in answers]
+
+    async def _logprobs(self, tokens: Any, temperature: float | None = None) -> Any:
+        """float32 tensor [T - 1], of the tokens after the first. Raises TrinityError for a temperature other than 1."""
+        import torch
+
+        if temperature not in (None, 1):
+            raise TrinityError(f"log-probs are those at temperature 1, and the workflow asks for {temperature}")
+        return torch.from_numpy(await self.model.logprobs([int(token) for token in tokens]))
+
+    async def _convert(self, messages: Messages, tools: Any = None, temperature: float | None = None) -> Experience:
+        """The recorded turns of a conversation as one sequence; what follows the last one is left out.
+
+        Raises TrinityError if this model sampled none of its answers.
+        """
+        known, _ = self._begun(messages, tools)
+        if known is None:
+            raise TrinityError(
+                "none of the conversation's answers was sampled by this model, so it makes no experience; answers must "
+                "stand in it as `response_text` gave them"
+            )
+        trajectory, answer = known
+        recorded = trajectory.experience()
+        full = answer.finish_reason == "prompt_too_long"
+        cut = ("response_truncated" if recorded.action_mask.any() else "prompt_truncated") if full else None
+        return self._kept(recorded, messages, None, cut)
+
+    chat, chat_async = _both(_chat)
+    generate, generate_async = _both(_generate)
+    logprobs, logprobs_async = _both(_logprobs)
+    convert_messages_to_experience, convert_messages_to_experience_async = _both(_convert)
+
+    def _sampling(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        own = {name: value for name, value in options.items() if value is not None and name not in NO_SAMPLING}
+        if own.get("top_k") == -1:  # GenerationConfig's default
+            del own["top_k"]
+        return {**self.sampling, **own}
+
+    def _seeds(self, number: int, first: int, n: int) -> list[int] | None:
+        return None if self.seed is None else [self.seed(number, first + i) for i in range(n)]
+
+    def _begun(self, messages: Messages, tools: Any) -> tuple[tuple[Trajectory, Completion] | None, int]:
+        """The longest recorded beginning of a conversation, and its number of messages."""
+        key = _key(messages, tools)
+        for length in range(len(messages), 0, -1):
+            if key[: length + 1] in self._known:
+                return self._known[key[: length + 1]], length
+        return None, 0
+
+    def _encoded(self, text: str) -> list[int]:
+        tokens: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def _answered(self, answer: Completion, messages: Messages | None) -> Experience:
+        metrics = {"response_length": float(len(answer.tokens)), "truncated": float(answer.finish_reason != "stop")}
+        cut = "prompt_truncated" if answer.finish_reason == "prompt_too_long" else None
+        one = self._kept(answer.experience(metrics=metrics), messages, answer, cut)
+        self.history.append(one)
+        return one
+
+    def _kept(
+        self, recorded: Recorded, messages: Messages | None, answer: Completion | None, cut: str | None
+    ) -> Experience:
+        prompt, response = np.split(recorded.tokens, [recorded.prompt_length])
+        self.sampled[recorded.tokens.tobytes(), recorded.prompt_length] = recorded
+        return Experience(
+            tokens=recorded.tokens.copy(),
+            prompt_length=recorded.prompt_length,
+            logprobs=None if recorded.logprobs is None else recorded.logprobs.copy(),
+            action_mask=recorded.action_mask.copy(),
+            truncate_status=cut,
+            prompt_text=self.model.tokenizer.decode(prompt.tolist()),
+            response_text=answer.text if answer else self.model.tokenizer.decode(response.tolist()),
+            messages=None if messages is None else [*map(dict, messages)],
+            recorded=recorded,
+            answer=answer,
+        )
+
+
+def _key(messages: Messages, tools: Any) -> Key:
+    """The tools, then each message: role, content, calls. White space around an answer makes no difference."""
+
+    def of(message: Mapping[str, Any]) -> str:
+        content = message.get("content") or ""
+        if message["role"] == "assistant" and isinstance(content, str):
+            content = content.strip()
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+        return json.dumps([message["role"], content, calls], sort_keys=True, default=str)
+
+    return (json.dumps(tools or [], sort_keys=True, default=str), *map(of, messages))

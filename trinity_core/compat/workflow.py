@@ -1,0 +1,263 @@
+"""Trinity-RFT's workflow classes, and how they are played here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from trinity_core.compat.experience import Experience, as_recorded
+from trinity_core.compat.model import ModelWrapper
+from trinity_core.compat.rewards import SCORING, RewardClass, reward_class
+from trinity_core.data.experience import Experience as Recorded
+from trinity_core.data.task import Task as OurTask
+from trinity_core.errors import TrinityError
+from trinity_core.threads import InterruptibleThreads
+from trinity_core.workflows.base import Workflow as OurWorkflow
+from trinity_core.workflows.base import all_of
+from trinity_core.workflows.builtin import THINK_PROMPT
+from trinity_core.workflows.rewards import RewardRunner
+from trinity_core.workflows.rollout_model import RolloutModel
+
+MATH_REWARD = reward_class("math_reward")
+
+
+@dataclass
+class GenerationConfig:
+    """How a task is sampled; None follows the `model` section."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int = -1
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    n: int = 1
+
+
+@dataclass
+class Task(dict[str, Any]):
+    """A row, and how it is asked, sampled and scored. A workflow object may change its own."""
+
+    workflow: Any = None
+    repeat_times: int | None = None
+    format_args: Any = None
+    """The task set's `format`."""
+    rollout_args: GenerationConfig = field(default_factory=GenerationConfig)
+    workflow_args: dict[str, Any] = field(default_factory=dict)
+    reward_fn_args: dict[str, Any] = field(default_factory=dict)
+    is_eval: bool = False
+    reward_fn: type[RewardClass] | None = None
+    raw_task: dict[str, Any] = field(default_factory=dict)
+    batch_id: int | str = ""
+    task_id: int | str = ""
+    index: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task_desc(self) -> Any:
+        """The prompt's column, None if the row has none."""
+        return self.raw_task.get(self.format_args.prompt_key)
+
+    @property
+    def truth(self) -> Any:
+        """The column of the reference answer, None if the row has none."""
+        return self.raw_task.get(self.format_args.response_key)
+
+
+class Workflow:
+    """Base of Trinity-RFT's workflows: `run`, or `run_async` with `is_async`, returns a list of Experience.
+
+    A class that is called as this project calls its workflows gives a `PlayedWorkflow`.
+    """
+
+    can_reset: ClassVar[bool] = False
+    can_repeat: ClassVar[bool] = False
+    """One object makes all runs of a task, else each run has an object of its own."""
+    is_async: ClassVar[bool] = False
+    arguments: ClassVar[Any] = None
+    asks_models: ClassVar[bool] = False
+    repeat_times: int = 1
+    run_id_base: int = 0
+    # older names, which some classes override
+    resettable = property(lambda self: self.can_reset)
+    repeatable = property(lambda self: self.can_repeat)
+    asynchronous = property(lambda self: self.is_async)
+
+    def __new__(cls, *args: Any, **named: Any) -> Any:
+        """The object, or what plays the class."""
+        return PlayedWorkflow(cls, *args, **named) if args and isinstance(args[0], OurTask) else super().__new__(cls)
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
+        self.task, self.model = task, model
+        self.auxiliary_model_wrappers: list[ModelWrapper] | None = auxiliary_models
+        clients = ModelWrapper.get_openai_async_client if self.asynchronous else ModelWrapper.get_openai_client
+        self.auxiliary_models = [clients(one) for one in auxiliary_models] if auxiliary_models else None
+        self.logger = logging.getLogger(type(self).__module__)
+
+    @property
+    def rollout_args(self) -> dict[str, Any]:
+        """The task's sampling, as arguments of `chat`."""
+        return asdict(self.task.rollout_args)
+
+    def reset(self, task: Task) -> None:
+        """Take another task; here each task has new objects."""
+        self.task = task
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """The number of runs, and the number of the first."""
+        self.repeat_times, self.run_id_base = repeat_times, run_id_base
+        self.task.rollout_args.n = repeat_times
+
+
+class MultiTurnWorkflow(Workflow):
+    """Makes one Experience of a whole conversation."""
+
+    def process_messages_to_experience(
+        self, messages: Any, reward: float | None, info: Mapping[str, Any] = {}, truncate_status: str | None = None
+    ) -> Experience:
+        """As there, a conversation that outgrew the context has reward 0, and numbers of `info` are metrics."""
+        one: Experience = self.model.convert_messages_to_experience(messages)
+        one.reward = 0.0 if one.truncate_status == "response_truncated" else reward
+        one.truncate_status, one.info = one.truncate_status or truncate_status, dict(info)
+        one.metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float)}
+        return one
+
+    async def process_messages_to_experience_async(self, *args: Any, **named: Any) -> Experience:
+        """See `process_messages_to_experience`."""
+        return self.process_messages_to_experience(*args, **named)
+
+
+class BaseSimpleWorkflow(Workflow):
+    """One question, scored by the task's reward class."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
+        self.reset(task)
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+
+    def reset(self, task: Task) -> None:
+        """Take a task. Raises TrinityError if it has no reward class."""
+        self.task, self.format_args, self.raw_task = task, task.format_args, task.raw_task
+        self.system_prompt, self.reply_prefix = task.format_args.system_prompt, task.format_args.reply_prefix
+        self.task_desc, self.truth = task.task_desc, task.truth
+        self.workflow_args, self.reward_fn_args = task.workflow_args, task.reward_fn_args
+        if task.reward_fn is None:
+            raise TrinityError(f"{type(self).__name__} needs a reward function; set default_reward_fn_type")
+        self.reward_fn = task.reward_fn(**self.reward_fn_args)
+
+    def format_messages(self) -> list[dict[str, Any]]:
+        """System prompt, question, and the first words of the answer."""
+        parts = (("system", self.system_prompt), ("user", self.task_desc), ("assistant", self.reply_prefix))
+        return [{"role": role, "content": text} for role, text in parts if text or role == "user"]
+
+    def scored(self, responses: list[Experience]) -> list[Experience]:
+        """Each answer with its reward and the reward's parts."""
+        for i, response in enumerate(responses):
+            parts = self.reward_fn(response=response.response_text, truth=self.truth)
+            response.reward, response.eid.run = sum(parts.values()), i + self.run_id_base
+            response.metrics |= parts
+        return responses
+
+
+class SimpleWorkflow(BaseSimpleWorkflow):
+    """Asks once for all runs."""
+
+    can_reset = can_repeat = True
+
+    def run(self) -> list[Experience]:
+        """One experience for each run."""
+        return self.scored(self.model.chat(self.format_messages(), **self.rollout_args))
+
+
+class AsyncSimpleWorkflow(BaseSimpleWorkflow):
+    """Asks once for each run."""
+
+    is_async = True
+
+    async def run_async(self) -> list[Experience]:
+        """The experience of the run."""
+        return self.scored(await self.model.chat_async(self.format_messages(), **self.rollout_args))
+
+
+class MathWorkflow(SimpleWorkflow):
+    """A mathematical problem, with DeepSeek-R1's prompt where the task has none."""
+
+    def reset(self, task: Task) -> None:
+        """Take a task."""
+        task.reward_fn = task.reward_fn or MATH_REWARD
+        if getattr(task.reward_fn, "function", None) == "math_reward" and task.format_args.system_prompt is None:
+            task.format_args.system_prompt = THINK_PROMPT
+        super().reset(task)
+
+
+class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
+    """The same, asynchronous."""
+
+
+class PlayedWorkflow(OurWorkflow):
+    """Plays a class: its objects run in threads of their own, so that what blocks there holds up nobody."""
+
+    def __init__(
+        self,
+        kind: type[Workflow],
+        task: OurTask,
+        model: RolloutModel,
+        auxiliary: Sequence[RolloutModel] = (),
+        rewards: RewardRunner | None = None,
+    ) -> None:
+        super().__init__(task, model, auxiliary, rewards)
+        self._kind = kind
+
+    async def run(self) -> list[Recorded]:
+        """The experiences of all runs of the task."""
+        loop, threads = asyncio.get_running_loop(), InterruptibleThreads("workflow")
+
+        async def played(run: int, flow: Any) -> list[Recorded]:
+            return await loop.run_in_executor(threads, self._play, loop, run, flow)
+
+        first = await loop.run_in_executor(threads, self._object, loop, 0)
+        others = 0 if first.repeatable else self.task.repeat_times - 1
+        runs = await all_of([played(0, first), *(played(run, None) for run in range(1, others + 1))])
+        return [one for experiences in runs for one in experiences]
+
+    def _object(self, loop: asyncio.AbstractEventLoop, run: int) -> Any:
+        SCORING.set((self.rewards, loop, self.task.raw))
+        task, auxiliary = self._task(), [ModelWrapper(one, loop, model_path="auxiliary") for one in self.auxiliary]
+        sampling, template = self.task.sampling, self.task.format.chat_template
+        model = ModelWrapper(self.model, loop, sampling, self._seeds(run), template)
+        return self._kind(task=task, model=model, auxiliary_models=auxiliary or None)
+
+    def _play(self, loop: asyncio.AbstractEventLoop, run: int, flow: Any) -> list[Recorded]:
+        SCORING.set((self.rewards, loop, self.task.raw))
+        flow = flow or self._object(loop, run)
+        if flow.repeatable:
+            flow.set_repeat_times(self.task.repeat_times, 0)
+        experiences = asyncio.run(flow.run_async()) if flow.asynchronous else flow.run()
+        results = [as_recorded(one, flow.model.sampled) for one in experiences]
+        if other := {str(one.eid.task) for one in experiences} - {"", self.task.group}:
+            raise TrinityError(f"workflow '{self.task.workflow}' makes groups of its own: eid.task is {sorted(other)}")
+        for one in results:
+            one.run = one.run if flow.repeatable else run
+        return results
+
+    def _seeds(self, run: int) -> Callable[[int, int], int]:
+        """The answers of a first call have the seeds that this project's own workflows give them."""
+        return lambda call, answer: self.task.rollout_seed(run + answer, call)
+
+    def _task(self) -> Task:
+        task, form = self.task, self.task.format.model_dump()
+        form["system_prompt"] = task.raw.get(task.format.system_prompt_key or "") or task.format.system_prompt
+        return Task(
+            workflow=self._kind,
+            repeat_times=task.repeat_times,
+            format_args=SimpleNamespace(**form, reply_prefix=None, image_key=None, video_key=None),
+            rollout_args=GenerationConfig(**task.sampling),
+            workflow_args=dict(task.workflow_args),
+            reward_fn_args=dict(task.reward_fn_args),
+            is_eval=task.is_eval,
+            reward_fn=None if task.reward_fn is None else reward_class(task.reward_fn),
+            raw_task=dict(task.raw),
+            task_id=task.group,
+            index={"index": task.index, "taskset_id": task.taskset},
+        )
