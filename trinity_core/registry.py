@@ -63,7 +63,8 @@ class Registry(dict[str, T]):
         super().__init__()
         self.kind = kind
         """What an entry is called in messages."""
-        self._inputs = frozenset(inputs)
+        self.inputs = frozenset(inputs)
+        """Names of parameters that the caller fills."""
         self._leading = leading
         self._functions = functions
         self._recipe = recipe
@@ -103,8 +104,12 @@ class Registry(dict[str, T]):
         )
 
     def uses(self, name: str, value: str) -> bool:
-        """Whether the part of that name takes this input; False where the name is not known."""
-        return name in self and any(value in inspect.signature(each).parameters for each in self._called(self[name]))
+        """Whether the part of that name takes this input; False where there is no such part."""
+        try:
+            part = self.resolve(name)
+        except TrinityError:  # validation names it
+            return False
+        return any(value in inspect.signature(each).parameters for each in self._called(part))
 
     def arguments(self, part: T, name: str) -> type[BaseModel] | None:
         """The model of the arguments that this part takes; None where it takes any, or has no signature to ask.
@@ -119,7 +124,7 @@ class Registry(dict[str, T]):
         except AttributeError:
             plain = type(part).__name__
             raise InputError(f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind") from None
-        self._models[name] = (part, arguments_model(name, functions, self._inputs, self._leading))
+        self._models[name] = (part, arguments_model(name, functions, self.inputs, self._leading))
         return self._models[name][1]
 
     def _called(self, part: Any) -> Iterable[Callable[..., Any]]:

@@ -44,6 +44,7 @@ def test_parts_exist_and_flags_agree(name):
     objective = Objective(algorithm)
     assert objective.needs_reference == algorithm.needs_reference
     assert algorithm.needs_reference == uses_reference(
+        algorithm.advantage_fn,
         algorithm.policy_loss_fn,
         algorithm.kl_penalty_fn,
         algorithm.kl_penalty_fn_args,
@@ -51,7 +52,6 @@ def test_parts_exist_and_flags_agree(name):
         algorithm.kl_loss_fn_args,
     )
     assert algorithm.default_repeat_times >= algorithm.min_repeat_times >= 1
-    assert algorithm.needs_critic == (name == "ppo")
     assert algorithm.uses_rollouts == (name not in ("sft", "dpo"))
 
 
@@ -67,10 +67,10 @@ def test_arguments_extend_defaults_of_the_same_part_only():
 
 
 def test_zero_kl_coef_needs_no_reference_unless_adaptive():
-    assert not uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0})
-    assert uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
-    assert uses_reference("ppo", "none", {}, "k2", {})
-    assert uses_reference("dpo", "none", {}, "none", {})
+    assert not uses_reference("grpo", "ppo", "none", {}, "k2", {"kl_coef": 0.0})
+    assert uses_reference("grpo", "ppo", "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
+    assert uses_reference("grpo", "ppo", "none", {}, "k2", {})
+    assert uses_reference("none", "dpo", "none", {}, "none", {})
 
 
 def test_a_module_registers_its_own_type_once(monkeypatch):

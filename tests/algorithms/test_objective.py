@@ -1,6 +1,7 @@
 """The objective as the trainer uses it: any cut of a batch, over micro-batches or ranks, sums to the same."""
 
 import dataclasses
+import inspect
 import itertools
 import math
 
@@ -19,8 +20,11 @@ from trinity_core.algorithms import (
     MetricAccumulator,
     Objective,
 )
+from trinity_core.algorithms.kl import KLFn
+from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 
 ROWS, LENGTH = 8, 5
+NO_KL = {"kl_loss_fn": "none", "kl_loss_fn_args": {}}
 IS_EXPERT = torch.tensor([False, False, True, True, False, False, True, False])
 
 
@@ -382,3 +386,87 @@ def test_batch_without_tokens_leaves_the_adaptive_coefficient(place):
         ).metrics
     assert metrics["kl_coef"] == 0.1 and "kl_mean" not in metrics and "kl" not in metrics
     assert set(objective.state().values()) >= {0.1}
+
+
+def taking(name, returns, first=()):
+    """A function whose parameters are `first` and `name`, all of them required, and a list of the values it got."""
+    got = []
+
+    def part(**inputs):
+        got.append(inputs[name])
+        return returns(inputs)
+
+    names = dict.fromkeys((*first, name))
+    part.__signature__ = inspect.Signature([inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in names])
+    return part, got
+
+
+def registered(monkeypatch, registry, part):
+    monkeypatch.setitem(registry, "taking", part)
+    return "taking"
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES.inputs))
+@pytest.mark.parametrize("with_rollouts", [True, False])
+def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, monkeypatch):
+    """With and without old log-probs and rollout log-probs, as the trainer has them."""
+    inputs = batch(0, experts=True)
+    function, got = taking(name, lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))
+    objective = Objective(spec_of("grpo", policy_loss_fn=loss, policy_loss_fn_args={}))
+    assert name in {*objective.policy_loss.inputs, "logprobs", "mask"}
+    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs", "is_expert")}
+    if with_rollouts:
+        known |= {"rollout_logprobs": inputs["rollout_logprobs"], "has_rollout_logprobs": torch.arange(ROWS) > 0}
+    if with_rollouts or name == "old_logprobs":
+        known |= {"old_logprobs": inputs["old_logprobs"]}
+    weights = objective.weights(inputs["mask"], IS_EXPERT, 3)
+    objective.loss(MetricAccumulator(), weights, advantages=inputs["values"], step=3, **known)
+    assert len(got) == 1 and got[0] is not None
+    if name == "rollout_logprobs":
+        sampled = (torch.arange(ROWS) > 0) & ~IS_EXPERT if with_rollouts else torch.zeros(ROWS, dtype=torch.bool)
+        others = inputs["old_logprobs"] if with_rollouts else inputs["logprobs"]
+        expected = torch.where(sampled[:, None], inputs["rollout_logprobs"], others)
+        torch.testing.assert_close(got[0][inputs["mask"]], expected[inputs["mask"]])
+
+
+def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
+    function, got = taking("rollout_logprobs", lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    inputs = batch(0, experts=False)
+    PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
+    mask = inputs["mask"]
+    torch.testing.assert_close(got[0][mask], inputs["rollout_logprobs"][mask])
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.inputs))
+def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch):
+    inputs = batch(0, experts=False)
+    function, got = taking(name, lambda given: (torch.zeros(ROWS, LENGTH), {}))
+    objective = Objective(
+        spec_of("ppo", advantage_fn=registered(monkeypatch, ADVANTAGES, function), advantage_fn_args={}, **NO_KL)
+    )
+    ids = [*"aaaabbbb"]
+    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    whole |= {"group_ids": ids, "rollout_ids": ids, "run_ids": ids, "states": ids, "turns": torch.arange(ROWS)}
+    objective.advantages(inputs["mask"], lengths=inputs["mask"].sum(-1), **whole)
+    assert len(got) == 1 and got[0] is not None
+    assert objective.needs_reference == (name == "ref_logprobs")
+
+
+@pytest.mark.parametrize("name", sorted(KL_FNS.inputs))
+def test_a_kl_estimator_gets_every_input_that_the_registry_lists(name, monkeypatch):
+    """In the loss, also where the old policy is the present one, and in the reward."""
+    inputs = batch(0, experts=False)
+    function, got = taking(name, lambda given: torch.zeros(ROWS, LENGTH))
+    kl = registered(monkeypatch, KL_FNS, KLFn("taking", function))
+    args = {"kl_coef": 0.1}
+    objective = Objective(
+        spec_of("grpo", kl_loss_fn=kl, kl_loss_fn_args=args, kl_penalty_fn=kl, kl_penalty_fn_args=args)
+    )
+    references = {k: inputs[k] for k in ("old_logprobs", "ref_logprobs")}
+    advantages = objective.advantages(
+        inputs["mask"], rewards=inputs["rewards"], group_ids=[*"aaaabbbb"], **references
+    ).advantages
+    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs")}
+    objective.loss(MetricAccumulator(), objective.weights(inputs["mask"]), advantages=advantages, **known)
+    assert len(got) == 2 and all(value is not None for value in got)

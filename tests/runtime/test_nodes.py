@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.findings import ConfigError
 from trinity_core.errors import TrinityError
+from trinity_core.inference import engine
+from trinity_core.inference.engine import Engine
+from trinity_core.inference.remote import RemoteEngine
+from trinity_core.inference.settings import EngineSettings, policy_engine
 from trinity_core.runtime import nodes
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.configuration import load_checked
@@ -107,6 +112,29 @@ class Process:
         return context.get_node_id(), context.get_accelerator_ids()["GPU"]
 
 
+class Stub:
+    """In place of an engine, as far as `RemoteEngine` starts it and replaces it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+
+    describe = Engine.describe
+
+    async def start(self) -> float:
+        return 0.0
+
+    async def stop(self) -> None:
+        pass
+
+    async def where(self) -> tuple[str, str, list[str], str]:
+        """The actor's name, its node, the number of its GPUs, an environment variable."""
+        import ray
+
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids()["GPU"]
+        return context.get_actor_name(), context.get_node_id(), gpus, os.environ["MARK"]
+
+
 def started(cluster: Cluster, placement: Placement) -> tuple[list[Any], list[Any]]:
     """Where the engines and the workers are."""
     import ray
@@ -190,5 +218,45 @@ def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, m
                 nodes.reserve(cluster, config, place(config, Machine(2, 4)))
         groups = ray.util.placement_group_table().values()
         assert groups and all(group["state"] == "REMOVED" for group in groups)
+    finally:
+        close_cluster(cluster)
+
+
+@pytest.mark.slow
+def test_a_lost_engine_is_replaced_in_its_place(
+    two_nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, on its node, with its GPUs, where every GPU of the cluster is reserved; also twice."""
+    monkeypatch.setattr(engine, "engine_class", lambda settings: Stub)
+    config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
+    cluster = open_cluster(config, 4)
+    try:
+        placed = nodes.reserve(cluster, config, place(config, Machine(2, 4)))
+        assert placed.gpus == 8
+        settings, env = policy_engine(config, on_gpu=True), {"MARK": "kept"}
+        engines = [
+            RemoteEngine(
+                cluster.actor(Stub, f"engine_{index}", settings, gpus=2, env=env, where=placed.nodes.engine(index))
+            )
+            for index in range(3)
+        ]
+
+        async def replaced() -> tuple[list[Any], list[Any]]:
+            for each in engines:
+                await each.start()
+            before = [await each.where() for each in engines]
+            heirs = [await each.successor("other") for each in engines]
+            heirs = [await each.successor("newest") for each in heirs]
+            after = [await asyncio.wait_for(each.where(), 60) for each in heirs]
+            assert [(await each.describe())[0].model_path for each in heirs] == ["newest"] * 3
+            for each in heirs:
+                await each.stop()
+            return before, after
+
+        before, after = asyncio.run(replaced())
+        assert [name for name, *_ in before] == ["engine_0", "engine_1", "engine_2"]
+        assert len({node for _, node, *_ in before}) == 2 and {mark for *_, mark in before} == {"kept"}
+        assert after == before
+        placed.nodes.release()
     finally:
         close_cluster(cluster)

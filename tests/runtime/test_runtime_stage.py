@@ -13,16 +13,17 @@ from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
 from trinity_core.checkpoints.manifest import write_manifest
-from trinity_core.config import Config, SynchronizerConfig, config_from_dict
+from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
-from trinity_core.runtime.stage import Request, Stage, lock_names, resume, resume_step
+from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
+from trinity_core.sync.schedule import SyncSchedule
 
 PARTS = {"explore", "train"}
 
@@ -168,3 +169,35 @@ def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folde
         release(config.job_dir, "training")
         assert stage.resumed_step == 4
         assert len([text for text in stage.warnings if "total_steps" in text]) == said
+
+
+@pytest.mark.parametrize("gpus", [0, None])
+@pytest.mark.parametrize(
+    ("method", "style", "in_force"),
+    [
+        ("nccl", "explorer_driven", "trainer_driven"),
+        ("nccl", "dynamic_by_explorer", "trainer_driven"),
+        ("memory", "explorer_driven", "explorer_driven"),
+        ("nccl", "fixed", "fixed"),
+    ],
+)
+def test_a_run_keeps_the_sync_style_that_validation_tells(
+    gpus: int | None, method: str, style: str, in_force: str, tmp_path: Path, tiny_folders: TinyFolders
+) -> None:
+    """Also where `memory` takes over from `nccl`, as on this machine."""
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    tree = {
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
+        "cluster": {"gpu_per_node": gpus},
+        "synchronizer": {"sync_method": method, "sync_style": style, "sync_interval": 2},
+        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
+    }
+    config = config_from_dict(tree)
+    stage = choose_stage(Request(config))
+    assert stage.config.synchronizer.sync_method == "memory"
+    assert config.synchronizer.style == stage.config.synchronizer.style == in_force
+    assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
+    told = set(map(str, notices(config)))
+    assert told <= set(map(str, stage.warnings))

@@ -1,5 +1,6 @@
 """Updates with the real engine, one worker: how the batch is cut never matters, and every kind of loss learns."""
 
+import inspect
 import shutil
 from dataclasses import replace
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 from batches import make_batch
 
+from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
+from trinity_core.algorithms.kl import KLFn
+from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.micro import build_micro
@@ -426,3 +430,29 @@ def test_student_at_another_temperature_is_refused():
         torch.testing.assert_close(prepared(same)[0].advantages, prepared(1.0)[0].advantages)
     with pytest.raises(InputError, match=r"sampled at temperature 0\.5"):
         prepared(0.5)
+
+
+def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner, monkeypatch):
+    """Parts that take all of them: the learner loads a reference and a critic, and computes old log-probs."""
+
+    def taking_all(names, result):
+        def part(**inputs):
+            assert all(value is not None for value in inputs.values())
+            return result(inputs)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        part.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in sorted(names)])
+        return part
+
+    loss = taking_all(POLICY_LOSSES.inputs, lambda given: (-given["advantages"] * given["logprobs"], {}))
+    advantage = taking_all(ADVANTAGES.inputs, lambda given: (given["mask"] * given["rewards"][:, None], {}))
+    kl = taking_all(KL_FNS.inputs, lambda given: given["logprobs"] - given["ref_logprobs"])
+    monkeypatch.setitem(POLICY_LOSSES, "all", PolicyLoss("all", loss))
+    monkeypatch.setitem(ADVANTAGES, "all", advantage)
+    monkeypatch.setitem(KL_FNS, "all", KLFn("all", kl))
+    rows = [replace(row, teacher_logprobs=row.logprobs) for row in make_batch(1)]
+    parts = {"policy_loss_fn": "all", "advantage_fn": "all"}
+    for terms in ({"kl_loss_fn": "none"}, {"kl_loss_fn": "all", "kl_penalty_fn": "all"}):
+        made = learner(**{f"algorithm__{key}": value for key, value in (parts | terms).items()})
+        assert made.critic is not None and made.reference is not None
+        assert made.step(rows, 1)["actor/grad_norm"] > 0

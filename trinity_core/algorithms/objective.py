@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
-from trinity_core.algorithms.calls import call_with, refuse_unknown
+from trinity_core.algorithms.calls import call_with, keywords, refuse_unknown
 from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
@@ -126,13 +126,18 @@ class Objective:
 
     @property
     def kl_in_reward(self) -> bool:
-        """True if `advantages` needs ref_logprobs."""
+        """True if `advantages` needs old_logprobs and ref_logprobs for its KL penalty."""
         return self.kl_penalty_fn.name != "none" and (self.kl_penalty.adaptive or self.kl_penalty.kl_coef != 0)
+
+    @property
+    def advantage_inputs(self) -> set[str]:
+        """The parameters of the advantage function, its arguments included."""
+        return set() if self.advantage_name == "none" else keywords(ADVANTAGES.resolve(self.advantage_name))
 
     @property
     def needs_reference(self) -> bool:
         """True if a reference model is needed."""
-        return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs
+        return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs | self.advantage_inputs
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -144,7 +149,7 @@ class Objective:
         """Verdicts without which a rollout has no advantage: `reward` (or token rewards), `teacher_logprobs`."""
         if self.advantage_name == "none":
             return frozenset()
-        taken = inspect.signature(ADVANTAGES[self.advantage_name]).parameters
+        taken = inspect.signature(ADVANTAGES.resolve(self.advantage_name)).parameters
         taught = "teacher_logprobs" in taken
         required = any(name in taken and taken[name].default is Parameter.empty for name in REWARDS)
         rewarded = required or (not taught and any(name in taken for name in REWARDS))
@@ -172,9 +177,9 @@ class Objective:
         `inputs` are those that the advantage function takes: rewards [B], group_ids [B] (tensor or strings),
         rollout_ids [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs,
         old_logprobs, ref_logprobs [B, T], lengths [B]. A KL penalty is first subtracted from the token rewards (and
-        from `rewards`, their sum; the sums of a row's penalties are `penalties` [B]), and its adaptive coefficient is
-        updated. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not count in groups.
-        Raises InputError for inputs that are missing or not finite.
+        from `rewards`, their sum), and its adaptive coefficient is updated; `penalties` [B] are the sums of what was
+        subtracted from each row. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not
+        count in groups. Raises InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
@@ -184,8 +189,12 @@ class Objective:
         metrics: dict[str, float] = {}
         if self.kl_in_reward:
             inputs, metrics = self._penalised(mask, inputs)
-        function = ADVANTAGES[self.advantage_name]
-        result = call_with(function, {"mask": mask} | inputs, self.advantage_args)
+        rewards = inputs.get("rewards")
+        if rewards is not None and inputs.get("token_rewards") is None and "token_rewards" in self.advantage_inputs:
+            inputs = inputs | {"token_rewards": token_rewards_of(rewards, None, mask)}
+        no_penalties = torch.zeros(len(mask), device=mask.device)
+        function = ADVANTAGES.resolve(self.advantage_name)
+        result = call_with(function, {"mask": mask, "penalties": no_penalties} | inputs, self.advantage_args)
         returns = result[2] if len(result) > 2 else None
         return Advantages(result[0], metrics | result[1], returns)
 
@@ -201,7 +210,7 @@ class Objective:
         old, reference = inputs.get("old_logprobs"), inputs.get("ref_logprobs")
         if old is None or reference is None:
             raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs")
-        kl = self.kl_penalty_fn(old, reference, mask, **self.kl_penalty_args)
+        kl = self.kl_penalty_fn(old, reference, mask, old, **self.kl_penalty_args)
         coefficient, metrics = self.kl_penalty.kl_coef, {"kl_coef": self.kl_penalty.kl_coef}
         if mask.any():
             metrics["kl"] = float(masked_mean(kl, mask))
@@ -257,8 +266,8 @@ class Objective:
 
         All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
         forward pass, and the ratio's clip is skipped. The rollout gap to `rollout_logprobs` is measured and corrected
-        for, except in expert rows and where `has_rollout_logprobs` [b] is false. Nothing here synchronises with the
-        device.
+        for, except in expert rows and where `has_rollout_logprobs` [b] is false; a loss or KL estimator that takes the
+        rollout's log-probs gets the old policy's there. Nothing here synchronises with the device.
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
@@ -291,7 +300,7 @@ class Objective:
 
     def _kl(
         self, accumulator: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
-        old: Tensor | None, mask: Tensor,
+        old: Tensor, mask: Tensor,
     ) -> Tensor:  # fmt: skip
         """This micro-batch's term of the aggregated KL, without coefficient."""
         if reference is None:
@@ -322,17 +331,18 @@ def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
 
 def _sampler_logprobs(
     logprobs: Tensor, old: Tensor | None, rollout: Tensor | None, has_rollout: Tensor | None, is_expert: Tensor | None
-) -> Tensor | None:
+) -> Tensor:
     """Log-probs of the policy that sampled each token, in rows that have them; in the others those of the old policy.
 
-    None if no row has any and the old policy is the present one.
+    An old policy that is None is the present one, without gradient.
     """
+    old = logprobs.detach() if old is None else old
     if rollout is None:
         return old
     sampled = torch.ones(len(logprobs), dtype=torch.bool, device=logprobs.device)
     sampled = sampled if has_rollout is None else has_rollout.bool()
     sampled = sampled if is_expert is None else sampled & ~is_expert.bool()
-    return torch.where(sampled[:, None], rollout, logprobs.detach() if old is None else old)
+    return torch.where(sampled[:, None], rollout, old)
 
 
 def _take(values: Any, rows: Tensor) -> Any:

@@ -42,7 +42,6 @@ class AlgorithmType:
     sample_strategy: str = "default"
     """How the trainer draws a batch from the experience store."""
     sample_strategy_args: Args = field(default_factory=dict)
-    needs_critic: bool = False
     needs_reference: bool = False
     """Whether the defaults use a reference model; what a run needs is decided by `uses_reference`."""
     min_repeat_times: int = 1
@@ -65,12 +64,14 @@ def effective_args(default_name: str, default_args: Args, name: str | None, args
 
 
 def uses_reference(
-    policy_loss_fn: str, kl_penalty_fn: str, kl_penalty_fn_args: Args, kl_loss_fn: str, kl_loss_fn_args: Args
-) -> bool:
-    """Whether these parts need a reference model: a loss that takes its log-probs, or a KL term whose coefficient is
-    not a fixed 0."""
+    advantage_fn: str, policy_loss_fn: str, kl_penalty_fn: str, kl_penalty_fn_args: Args, kl_loss_fn: str,
+    kl_loss_fn_args: Args,
+) -> bool:  # fmt: skip
+    """Whether these parts need a reference model: an advantage or a loss that takes its log-probs, or a KL term whose
+    coefficient is not a fixed 0."""
     terms = ((kl_penalty_fn, kl_penalty_fn_args), (kl_loss_fn, kl_loss_fn_args))
-    return registry_of("algorithm.policy_loss_fn").uses(policy_loss_fn, "ref_logprobs") or any(
+    compared = {"algorithm.advantage_fn": advantage_fn, "algorithm.policy_loss_fn": policy_loss_fn}
+    return any(registry_of(key).uses(name, "ref_logprobs") for key, name in compared.items()) or any(
         name != "none" and bool(args.get("adaptive") or args.get("kl_coef", DEFAULT_KL["kl_coef"]))
         for name, args in terms
     )
@@ -109,7 +110,6 @@ PPO = replace(
     name="ppo",
     advantage_fn="ppo",
     advantage_fn_args={"gamma": 1.0, "lam": 1.0},
-    needs_critic=True,
     min_repeat_times=1,
     default_repeat_times=1,
 )

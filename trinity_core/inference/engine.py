@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference import vllm_types
+from trinity_core.inference.remote import present_options
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
@@ -25,7 +26,7 @@ from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.parameter_check import RankDigests, verify_parameters
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.sync.weight_check import TOLERANCES, verify_weights
-from trinity_core.tracking.logs import Logged, present_log_environment, start_log
+from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -66,12 +67,9 @@ class Engine(ABC):
             await self._start()
         return time.perf_counter() - began
 
-    async def describe(self) -> tuple[EngineSettings, float, dict[str, str]]:
-        """Its settings, its share of GPUs if it is a Ray actor, and the environment of its log."""
-        import ray
-
-        resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
-        return self.settings, float(resources.get("GPU", 0.0)), present_log_environment()
+    async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
+        """Its settings, and if it is a Ray actor, the options of one that takes its place."""
+        return self.settings, present_options()
 
     async def successor(self, model_path: str) -> Self:
         """Stop this engine; return a new one with the same settings, not started."""

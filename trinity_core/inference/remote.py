@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost
+from trinity_core.waits import poll_async
 
 if TYPE_CHECKING:
     from trinity_core.inference.engine import Engine
@@ -19,6 +20,32 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 10.0
 """For an engine to end vLLM in order, before its process is killed."""
+NAME_SECONDS = 60.0
+"""For Ray to notice that a killed actor is dead, which frees its name."""
+
+
+def present_options() -> dict[str, Any]:
+    """The options of an actor that is to take the place of the one whose process this is: its name, GPUs, environment,
+    and its bundle if it is in a placement group of one bundle a node. Empty outside of an actor."""
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    from ray.util.placement_group import get_current_placement_group, placement_group_table
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    context, group = ray.get_runtime_context(), get_current_placement_group()
+    options = {
+        "num_gpus": float(context.get_assigned_resources().get("GPU", 0.0)),
+        "runtime_env": dict(context.runtime_env),
+    }
+    if name := context.get_actor_name():
+        options["name"] = name
+    if group is not None:
+        nodes = placement_group_table(group)["bundles_to_node_id"]
+        bundle = next(number for number, node in nodes.items() if node == context.get_node_id())
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
+    return options
 
 
 class RemoteEngine:
@@ -28,16 +55,16 @@ class RemoteEngine:
     """
 
     def __init__(
-        self, actor: Any, settings: EngineSettings | None = None, gpus: float = 0.0, log: dict[str, str] | None = None
+        self, actor: Any, settings: EngineSettings | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        """`gpus`: those of the actor. Those of a first engine are known once it has started, as are settings and log,
-        the environment by which its process finds its log."""
-        self.actor, self.settings, self.gpus, self.log = actor, settings, gpus, log or {}
+        """`options`: the actor's `present_options`. Those of a first engine are known once it has started, as are its
+        settings."""
+        self.actor, self.settings, self.options = actor, settings, options or {}
 
     async def start(self) -> float:
         """See `Engine.start`."""
         seconds: float = await self._call("start")
-        self.settings, self.gpus, self.log = await self._call("describe")
+        self.settings, self.options = await self._call("describe")
         return seconds
 
     async def stop(self) -> None:
@@ -49,8 +76,12 @@ class RemoteEngine:
         ray.kill(self.actor)
 
     async def successor(self, model_path: str) -> RemoteEngine:
-        """See `Engine.successor`: a new actor with the same share of GPUs, which lives as long as this process."""
+        """See `Engine.successor`: a new actor in the place of this one, which lives as long as this process.
+
+        Raises `EngineLost` if the old one does not end in time.
+        """
         import ray
+        from ray.exceptions import ActorAlreadyExistsError
 
         from trinity_core.inference.engine import engine_class
 
@@ -60,10 +91,12 @@ class RemoteEngine:
         if self.settings.weight_transfer:
             raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
         settings = replace(self.settings, model_path=model_path)
-        environment = settings.environment() | self.log | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
-        options = {"num_cpus": 0, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 1000}
-        actor_class = ray.remote(engine_class(settings)).options(runtime_env={"env_vars": environment}, **options)
-        return RemoteEngine(actor_class.remote(settings), settings, self.gpus, self.log)
+        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": 1000, **self.options}
+        actor_class = ray.remote(engine_class(settings)).options(**options)
+        async for _ in poll_async(NAME_SECONDS, pause=0.1):
+            with suppress(ActorAlreadyExistsError):
+                return RemoteEngine(actor_class.remote(settings), settings, self.options)
+        raise EngineLost(f"{self.options['name']} has been killed, but has not ended within {NAME_SECONDS:g} s")
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
         """The other methods of `Engine`."""

@@ -57,11 +57,6 @@ def log_environment(config: Config, actor: str) -> dict[str, str]:
     }
 
 
-def present_log_environment() -> dict[str, str]:
-    """Those of `log_environment` that this process was given: one that takes its place writes to the same file."""
-    return {name: os.environ[name] for name in (FOLDER, ACTOR, LEVEL, BY_NODE) if name in os.environ}
-
-
 def start_log() -> Path | None:
     """Start to write this process's log to its file, and return the path; None if the environment names none.
 

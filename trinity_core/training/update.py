@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms import ADVANTAGES, MetricAccumulator
-from trinity_core.algorithms.calls import keywords
+from trinity_core.algorithms import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.errors import InputError
@@ -78,8 +77,7 @@ def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor]
 
 def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
     """True if old log-probs must be computed before the update; otherwise they are the new ones' stop-gradient."""
-    known = ADVANTAGES.get(objective.advantage_name)
-    in_advantage = known is not None and "old_logprobs" in keywords(known)
+    in_advantage = "old_logprobs" in objective.advantage_inputs
     return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
 
 

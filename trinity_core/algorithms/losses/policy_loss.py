@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
-"""Tensors `[B, T]` that a loss may take besides `logprobs` and `mask`; also `is_expert` [B] and the number `step`."""
+"""Tensors `[B, T]` that a loss may take besides `logprobs` and `mask`."""
+NAMES = (*INPUTS, "is_expert", "step")
+"""All that a loss may take besides: also bools `is_expert` [B], and `step`, the number of the train step."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class PolicyLoss:
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs that the loss takes, of `old_logprobs, advantages, ref_logprobs, is_expert, step`."""
-        return keywords(self.function) & {*INPUTS, "is_expert", "step"}
+        """The inputs that the loss takes, of `NAMES`."""
+        return keywords(self.function) & set(NAMES)
 
     def tokens(
         self, logprobs: Tensor, mask: Tensor, *, args: Mapping[str, Any] | None = None, **inputs: Any
@@ -76,21 +78,24 @@ class PolicyLoss:
         """`tokens` times the rollout correction; stats and the rollout gap are added to `accumulator`.
 
         Expert rows (`is_expert`) have no rollout, and rows where `has_rollout` [b] is false no log-probs of it: they
-        keep weight 1, take their ratio to the old policy, and are not measured.
+        keep weight 1, take their ratio to the old policy, and are not measured. A loss that takes `rollout_logprobs`
+        gets the old policy's there.
         """
         is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         if has_rollout is not None:
             sampled = sampled & has_rollout[:, None]
         to_rollout = self.ratio_to_rollout or (rule.ratio_to_rollout and self.corrects_rollouts)
-        if to_rollout and rollout_logprobs is not None:
-            others = logprobs.detach() if old is None else old
-            inputs = {**inputs, "old_logprobs": torch.where(sampled, rollout_logprobs, others)}
-        values, stats = self.tokens(logprobs, mask, args=args, **inputs)
+        old_or_present = logprobs.detach() if old is None else old
+        sampler = old_or_present
+        if rollout_logprobs is not None:
+            sampler = torch.where(sampled, rollout_logprobs, old_or_present)
+            inputs = {**inputs, "old_logprobs": sampler} if to_rollout else inputs
+        values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, "rollout_logprobs": sampler})
         accumulator.means(stats)
         if rollout_logprobs is None:
             return values
-        old = logprobs.detach() if old is None else old
+        old = old_or_present
         if to_rollout or not self.corrects_rollouts:
             measure_gap(accumulator, old, rollout_logprobs, sampled)
             return values
@@ -138,9 +143,8 @@ class PolicyLoss:
         Raises InputError for NaNs, infinities and wrong shapes at action tokens.
         """
         mask = as_mask(mask)
-        names = (*INPUTS, "is_expert", "step")
-        inputs = {name: value for name, value in rest.items() if name in names}
-        args = {name: value for name, value in rest.items() if name not in names}
+        inputs = {name: value for name, value in rest.items() if name in NAMES}
+        args = {name: value for name, value in rest.items() if name not in NAMES}
         self._check(mask, logprobs, rollout_logprobs, inputs)
         accumulator, rule = MetricAccumulator(), CORRECTIONS.resolve(rollout_correction)
         values = self.corrected(
@@ -169,11 +173,11 @@ class PolicyLoss:
         require_finite(mask, logprobs=logprobs)
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         given = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
-        require_finite(sampled, rollout_logprobs=rollout, **given)
+        require_finite(sampled, **(given | {"rollout_logprobs": rollout}))
 
 
 POLICY_LOSSES: Registry[PolicyLoss] = Registry(
-    "policy loss", inputs=("logprobs", "mask", *INPUTS, "is_expert", "step"), functions=lambda loss: (loss.function,)
+    "policy loss", inputs=("logprobs", "mask", *NAMES), functions=lambda loss: (loss.function,)
 )
 
 

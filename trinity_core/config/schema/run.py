@@ -30,6 +30,7 @@ from trinity_core.config.types import (
     Seed,
 )
 from trinity_core.local_paths import expanded
+from trinity_core.registry import registry_of
 
 
 class ClusterConfig(Section):
@@ -193,14 +194,14 @@ class Config(Section):
     @property
     def needs_critic(self) -> bool:
         """True if the advantage function in use reads values."""
-        used = self.algorithm.advantage_fn
-        return any(known.needs_critic and known.advantage_fn == used for known in ALGORITHMS.values())
+        return registry_of("algorithm.advantage_fn").uses(self.algorithm.advantage_fn, "values")
 
     @property
     def needs_reference(self) -> bool:
         """True if any part in use compares with the reference model."""
         parts = self.algorithm
         return uses_reference(
+            parts.advantage_fn,
             parts.policy_loss_fn,
             parts.kl_penalty_fn,
             parts.kl_penalty_fn_args,

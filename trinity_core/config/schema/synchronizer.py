@@ -49,7 +49,10 @@ class SynchronizerConfig(Section):
 
     @property
     def style(self) -> SyncStyle:
-        """The style in force. Where the trainer pushes weights into the engines, the explorer cannot decide when."""
+        """The style in force. Where the trainer pushes weights into the engines, the explorer cannot decide when.
+
+        That depends on the configuration alone: a run keeps the style where another method takes over for want of GPUs.
+        """
         pushed = self.sync_method in SYNC_METHODS and SYNC_METHODS[self.sync_method].vllm_backend
         if self.sync_style == "fixed":
             return "fixed"
