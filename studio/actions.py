@@ -36,7 +36,7 @@ def hindrance(action: Action, run: Run) -> str:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
-        case Action.CANCEL | Action.RETRY if _deployed(run) is None and run.process is None:
+        case Action.CANCEL | Action.RETRY if _deployed(run) is None and run.own_process is None:
             return "It was started by a command: press Ctrl+C in its terminal."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
@@ -78,21 +78,24 @@ def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
-    if run.process is not None:
-        run.process.cancel()
+    if run.own_process is not None and run.own_process.alive():
+        run.own_process.cancel()
     elif run.flow_run is not None:
         PrefectRuns(settings.api_url).cancel(run.flow_run.id, run.state is not RunState.WAITING)
+    else:
+        return "Its process has ended already."
     return (
         "The run will not begin." if run.state is RunState.WAITING else "The run will save at its next step and stop."
     )
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
-    if deployed := _deployed(run):
-        PrefectRuns(settings.api_url).retry(deployed)
-        return "A worker will start it again from its latest checkpoint."
-    assert run.process is not None
-    return f"Started process {start_process(run.process.launch, *_names(run), settings).pid}."
+    if run.own_process is not None:
+        return f"Started process {start_process(run.own_process.launch, *_names(run), settings).pid}."
+    deployed = _deployed(run)
+    assert deployed is not None
+    PrefectRuns(settings.api_url).retry(deployed)
+    return "A worker will start it again from its latest checkpoint."
 
 
 def _deployed(run: Run) -> str | None:

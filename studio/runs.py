@@ -94,6 +94,7 @@ class Run:
     """The name of the pipeline's run."""
     flow_run: FlowRunSeen | None = None
     process: StartedProcess | None = None
+    """The latest that Studio has started for it."""
 
     @property
     def began(self) -> datetime | None:
@@ -101,10 +102,20 @@ class Run:
         return self.files.began or (self.flow_run.began if self.flow_run else None)
 
     @property
+    def own_process(self) -> StartedProcess | None:
+        """The process of its latest attempt; None if Studio did not start that, or a worker has it."""
+        process, worker = self.process, self.flow_run
+        if process is None or worker is None or not worker.deployment or process.alive():
+            return process
+        is_over = PREFECT_STATES.get(worker.kind, RunState.UNKNOWN).is_over
+        is_newer = worker.began is None or worker.began.timestamp() > process.started
+        return None if is_newer or not is_over else process
+
+    @property
     def launch(self) -> Launch | None:
         """How it was started; None if that is not known."""
-        if self.process is not None:
-            return self.process.launch
+        if self.own_process is not None:
+            return self.own_process.launch
         given = self.flow_run.parameters if self.flow_run is not None else {}
         if not given.get("config") or not isinstance(given["config"], str):
             return None

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import altair as altair
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -14,8 +15,10 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit.starlette import App
 
+from studio import checked_draft as checked_draft
 from studio.access import TOKEN_VARIABLE, admits, is_local
 from studio.settings import studio_settings
+from tasks.retries import api_faults
 from trinity_core.page_notes import ROLLOUTS
 from trinity_core.view.app import make_app
 from trinity_core.view.serving_page import OWN_NAMES
@@ -81,6 +84,8 @@ async def whole(parts: list[Message], send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+# What the pages need is imported before anyone asks for one: a first page would stay blank meanwhile.
+api_faults()
 place = studio_settings(sys.argv[1:])
 rollouts = make_app(RunFolders(place.checkpoints), [*OWN_NAMES, place.host] if is_local(place.host) else ["*"])
 app = App(

@@ -196,7 +196,8 @@ def show_links(config: Config) -> None:
 def _show_page(config: Config, title: str) -> None:
     page = _PAGES[_flow_run()]
     lines = [f"## {config.project} / {config.name}", " · ".join(page.links)]
-    lines += [f"**{source}** {text}" for source, text in page.progress.items()]
+    progress = page.progress.copy()  # other threads add to it; a copy is made at once, also while `_LOCK` is taken
+    lines += [f"**{source}** {text}" for source, text in progress.items()]
     _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
 
@@ -224,8 +225,9 @@ def show_summary(config: Config, summary: dict[str, Any]) -> None:
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
     _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
     score = summary.get("score")
-    steps = summary.get("step")
-    _show_page(config, f"step {steps}" + (f", score {_shown(score)}" if score is not None else ""))
+    title = [f"step {summary['step']}"] if "step" in summary else []
+    title += [f"score {_shown(score)}"] if score is not None else []
+    _show_page(config, ", ".join(title) or "finished")
 
 
 def _shown(value: Any) -> str:

@@ -180,7 +180,7 @@ def test_a_ray_that_died_is_replaced_and_the_run_resumes(
 def test_a_run_shows_what_it_does(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows/rft.py:rft` starts the same run again."""
+    """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows.rft.rft` starts the same run again."""
     from prefect.cli.flow_run import retry
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
@@ -204,7 +204,7 @@ def test_a_run_shows_what_it_does(
         (failed,) = client.read_flow_runs(flow_run_filter=named)
         assert failed.state.is_failed() and failed.parameters["overrides"] == ["seed=7"]
         with pytest.raises(SystemExit, match="0"):
-            asyncio.run(retry(str(failed.id), entrypoint="flows/rft.py:rft"))
+            asyncio.run(retry(str(failed.id), entrypoint="flows.rft.rft"))
         APILogHandler().flush()
         run = client.read_flow_run(failed.id)
         assert run.state.is_completed() and run.run_count == 2

@@ -26,6 +26,7 @@ from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
 from trinity_core.runtime.preflight.resource_estimate import Room, memory_of_this_machine
+from trinity_core.runtime.stage import Request, choose_stage
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -448,6 +449,16 @@ def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypat
     with pytest.raises(ConfigError, match=r"cluster\.allow_oversized"):
         require_ready(config)
     require_ready(load_checked(run_file, [steps, "cluster.allow_oversized=true"]))
+
+
+def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
+    """As Docker's default is: weights then go through the temporary directory."""
+    few = Room(memory=1 << 50, gpu_memory=0, disk=1 << 50, shared_memory=1)
+    monkeypatch.setattr(checks, "room_for", lambda _: few)
+    settings = ["buffer.total_steps=10", "synchronizer.sync_method=memory"]
+    [stage] = checks.validate(run_file, settings, offline=False).stages
+    [warning] = [notice for notice in stage["notices"] if "--shm-size" in notice]
+    assert warning in choose_stage(Request(load_checked(run_file, settings))).warnings
 
 
 def test_memory_of_a_container_is_its_limit(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from studio_served import Served, serve
 
+FIRST_SECONDS = 120.0
 sys.path.append(str(Path(__file__).parent.parent / "view"))
 
 
@@ -20,6 +22,18 @@ def main_module_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Shared by all tests in a browser: each has files and runs of its own names."""
+    """Shared by all tests in a browser: each has files and runs of its own names.
+
+    Its first page is drawn here: on a busy machine the start of a browser and of Streamlit takes as
+    long as a test waits.
+    """
+    from browser import opened
+    from test_studio_page import IDLE
+
+    async def first_page(address: str) -> None:
+        async with opened(address, tmp_path_factory.mktemp("first page")) as page:
+            await page.until(IDLE, "the first page is drawn", FIRST_SECONDS)
+
     with serve(tmp_path_factory.mktemp("studio")) as served:
+        asyncio.run(first_page(served.address))
         yield served

@@ -18,7 +18,7 @@ from test_studio_records import run_folder
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
-from trinity_core.tracking.run_record import record_end, record_path, record_start
+from trinity_core.tracking.run_record import read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 TABLE = "document.querySelector('[data-testid=stDataFrame]')"
@@ -39,7 +39,7 @@ def runs(studio: Served) -> Path:
             MetricsFile(folder, "trainer").write(step, {"actor/final_loss": 1 / step, "timing_s/step": 1.0})
         save_rollouts(folder, "eval/test", 4, [SampledRollout("2 + 2?", "It is 4.", 1.0, truth="4")])
         (JobLayout(folder).log / "trainer_0.log").write_text("the trainer says this\n")
-    record_end(project / "done", RunOutcome.FINISHED)
+    record_end(project / "done", read_record(project / "done"), RunOutcome.FINISHED)
     stages = {"rft": "done"}
     record_start(project / "pipeline", {"project": "hub", "name": "pipeline"}, "pipeline")
     write_json(JobLayout(project / "pipeline").stages, stages)

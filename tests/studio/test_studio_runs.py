@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from studio.actions import Action, hindrance, perform, side_launch
-from studio.prefect_runs import FlowRunSeen
+from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from studio.started_processes import Launch, StartedProcess, start_process, started_processes
@@ -21,7 +21,7 @@ from trinity_core.checkpoints.resume import update_meta
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import MetricsFile
-from trinity_core.tracking.run_record import RunState, record_end, record_path, record_start
+from trinity_core.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -53,9 +53,9 @@ def process(name: str, pid: int = 2**22 + 1, minutes: float = 0, flow: str = "rf
 def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None = None, **config: object) -> Path:
     """A run's folder; the run is this process's until it has an outcome."""
     job = root / "p" / name
-    record_start(job, {"buffer": {"total_steps": 8}, **config}, "rft")
+    own = record_start(job, {"buffer": {"total_steps": 8}, **config}, "rft")
     if outcome is not None:
-        record_end(job, outcome)
+        record_end(job, own, outcome)
     began = (NOON + timedelta(minutes=minutes)).timestamp()
     record = read_json(record_path(job)) or {}
     write_json(record_path(job), record | {"began": began} | ({"ended": began + 120} if outcome else {}))
@@ -132,11 +132,12 @@ def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> N
 
 def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
-    record_start(job, {}, "evaluate", keeps=True)
+    record_end(job, record_start(job, {}, "evaluate", keeps=True), RunOutcome.FINISHED)
     assert find_runs(tmp_path)[0].state is RunState.FAILED
-    foreign = (read_json(record_path(job)) or {}) | {"pid": os.getpid() + 1, "state": "running", "host": "elsewhere"}
+    own = record_start(job, {}, "rft")
+    foreign = (read_json(record_path(job)) or {}) | {"pid": os.getpid() + 1, "host": "elsewhere"}
     write_json(record_path(job), foreign)
-    record_end(job, RunOutcome.FINISHED)
+    record_end(job, own, RunOutcome.FINISHED)
     assert find_runs(tmp_path)[0].state is RunState.RUNNING, "of a process elsewhere nothing is known"
 
 
@@ -172,6 +173,29 @@ def test_what_may_be_done_with_a_run(living: StartedProcess, tmp_path: Path) -> 
         "by Studio": {Action.CANCEL} | both,
         "without Prefect": {Action.CONVERT},
     }
+
+
+def test_a_dead_process_of_studios_does_not_stand_for_a_workers_run(
+    living: StartedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
+    monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
+    settings, job = studio_settings([]), folder(tmp_path, "one")
+    dead = replace(process("one", minutes=1), launch=Launch("rft", "old.yaml"))
+    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [dead])
+    perform(Action.CANCEL, run, settings)
+    assert asked == [("cancel", "flow run one")] and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [living])
+    perform(Action.CANCEL, run, settings)
+    assert len(asked) == 1 and run.own_process is living, "a living one is asked itself"
+
+    record_end(job, read_record(job), RunOutcome.FAILED)
+    [run] = find_runs(tmp_path, [flow_run("one", "FAILED", minutes=2)], [dead])
+    perform(Action.RETRY, run, settings)
+    assert asked[1:] == [("retry", "flow run one")]
+    [run] = find_runs(tmp_path, [flow_run("one", "FAILED")], [dead])
+    assert run.launch == dead.launch, "the process was the later attempt"
 
 
 def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:

@@ -85,3 +85,14 @@ def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: p
     answered.set()
     report.report(done=True)
     assert told == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
+
+
+@pytest.mark.parametrize("summary", [{"rows": 5}, {"step": 4}, {"step": 4, "score": 0.5}])
+def test_a_summary_names_no_step_or_score_that_it_lacks(
+    summary: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = mock.Mock()
+    monkeypatch.setattr(reports, "_show_page", shown)
+    reports.show_summary(Config(project="tests", name="run"), summary)
+    title = shown.call_args.args[1]
+    assert "None" not in title and ("step 4" in title, "score 0.5" in title) == ("step" in summary, "score" in summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from mlflow_store import mlflow_client
 
 from trinity_core.config.public import MASK
@@ -22,10 +23,26 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
     assert read_config(tmp_path) == {"seed": 3, "monitor": {"monitor_args": {"password": MASK}}}
     assert "hidden" not in (tmp_path / "monitor/config.yaml").read_text()
     for outcome, state in zip(RunOutcome, (RunState.FINISHED, RunState.FAILED, RunState.CANCELLED), strict=True):
-        record_end(tmp_path, outcome)
+        record_end(tmp_path, record_start(tmp_path, {}, "rft"), outcome)
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None
     assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("explorer_is_first", [True, False])
+def test_explorer_and_trainer_of_one_process_leave_the_trainers_record(tmp_path: Path, explorer_is_first: bool) -> None:
+    """The flow `rft_async` runs both; the explorer, and an evaluation, keep a record that is there."""
+    starts = [("explore", True), ("train", False)]
+    own = {
+        stage: record_start(tmp_path, {}, stage, keeps)
+        for stage, keeps in (starts if explorer_is_first else reversed(starts))
+    }
+    record_end(tmp_path, own["explore"], RunOutcome.FAILED)
+    record = read_record(tmp_path)
+    assert record is not None and (record.stage, record.present_state) == ("train", RunState.RUNNING)
+    record_end(tmp_path, own["train"], RunOutcome.FINISHED)
+    record = read_record(tmp_path)
+    assert record is not None and record.present_state is RunState.FINISHED
 
 
 def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_path_factory) -> None:

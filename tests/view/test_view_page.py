@@ -14,12 +14,15 @@ import httpx
 import numpy as np
 import pytest
 from browser import opened
+from fastapi.testclient import TestClient
 from viewing import NASTY, rollout
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.store import ExperienceStore
+from trinity_core.view.app import make_app
 from trinity_core.view.serving_page import serve
+from trinity_core.view.shared_page import shared_page
 from trinity_core.view.viewed_run import viewed_runs
 
 
@@ -30,7 +33,7 @@ def store_file(folder):
 def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
         assert client.get("/api/runs").json() == ["run"]
-        about = client.get("/api/runs/run").json()
+        about = client.get("/api/runs/run/about").json()
         assert about["store"]["tasksets"] == ["sums", "words"] and about["store"]["explorers"] == {"explorer": 3}
         assert about["samples"] == {"eval-test": [0, 6]}
         page = client.get("/api/runs/run/groups", params={"taskset": "sums", "reward_min": 1}).json()
@@ -77,7 +80,7 @@ def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> 
         try:
             said = next(line for line in page.stdout if line.startswith("http://"))
             assert said.startswith(f"http://{host}:")
-            assert httpx.get(f"{said.split()[0]}/api/runs/run").json()["store"]
+            assert httpx.get(f"{said.split()[0]}/api/runs/run/about").json()["store"]
         finally:
             page.terminate()
 
@@ -245,3 +248,25 @@ def test_a_group_is_one_file_to_send(run_folder, serving) -> None:
         assert [(row["task"], row["place"], row["reward"]) for row in table["rollouts"]] == [
             ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("words/3", 0, 0.0), ("words/3", 1, 0.0),
         ]  # fmt: skip
+
+
+def test_an_advantage_is_the_mean_of_what_is_in_the_loss(tokenizer) -> None:
+    one = rollout(tokenizer, "2 + 2?", "It is 4.", 1.0, "g", 0)
+    one.action_mask[1:] = False
+    values = np.where(one.action_mask, 2.0, 0.0)
+    row = {"task": "sums/1", "group": "g", "step": 1}
+    assert "advantage 2.000" in shared_page("p/one", row, [one], [values], tokenizer)
+
+
+@pytest.mark.parametrize("name", ["p/groups", "p/rollouts", "p/samples", "p/about"])
+def test_a_run_may_be_called_as_a_part_of_the_page(run_folder, name) -> None:
+    [run] = viewed_runs(run_folder).values()
+    with TestClient(make_app({name: run}, ["testserver"])) as client:
+        where = f"/api/runs/{name}"
+        assert client.get(f"{where}/about").json()["folder"] == str(run_folder)
+        [newest, *_] = client.get(f"{where}/groups").json()["groups"]
+        assert client.get(f"{where}/groups/{newest['id']}").json()["id"] == newest["id"]
+        assert client.get(f"{where}/rollouts").json()["rollouts"]
+        assert client.get(f"{where}/groups/{newest['id']}/rollouts/0/tokens").json()["ids"]
+        assert client.get(f"{where}/groups/{newest['id']}/page.html").status_code == 200
+        assert client.get(f"{where}/samples/eval-test/0").json()["pairs"]

@@ -111,7 +111,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
     write_json(JobLayout(plan.config.job_dir).stages, {each.name: each.config.name for each in plan.stages})
     keep_parent_open(plan.config.job_dir)
-    record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
+    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED
     try:
         yield
@@ -123,7 +123,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
             try:
                 close_cluster(opened)
             finally:
-                record_end(plan.config.job_dir, outcome)
+                record_end(plan.config.job_dir, record, outcome)
                 close_parent(plan.config.job_dir, outcome)
 
 

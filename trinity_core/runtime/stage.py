@@ -23,7 +23,7 @@ from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
-from trinity_core.runtime.preflight.checks import require_ready
+from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.methods import run_versions
@@ -122,7 +122,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         require_ready(config)
     placement, made = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    warnings = (*notices(config), *([notice] if notice else []))
+    warnings = (*notices(config), *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation has told stays in force, whichever method takes over on this machine.
     style = config.synchronizer.style
     config = config.with_values({"synchronizer.sync_method": method, "synchronizer.sync_style": style})

@@ -22,7 +22,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import was_tracked
 from trinity_core.tracking.prometheus import PrometheusPage
-from trinity_core.tracking.run_record import record_end, record_start
+from trinity_core.tracking.run_record import RunRecord, record_end, record_start
 from trinity_core.tracking.scores import valid_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
 
@@ -44,6 +44,7 @@ class TrackingThread:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._record: RunRecord | None = None
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
         self._page: PrometheusPage | None = None
@@ -74,7 +75,7 @@ class TrackingThread:
 
     def close(self, outcome: RunOutcome) -> None:
         """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
-        record_end(self._stage.config.job_dir, outcome)
+        record_end(self._stage.config.job_dir, self._record, outcome)
         if outcome is RunOutcome.FINISHED:
             self.writer()
         self._closing.set()
@@ -104,7 +105,7 @@ class TrackingThread:
                 keeps_status=config.mode == "bench" or config.explores_alone,
                 explorer=config.explorer.name if config.explores_alone else "",
             )
-            record_start(info.job_dir, info.config, info.tags["stage"], info.keeps_status)
+            self._record = record_start(info.job_dir, info.config, info.tags["stage"], info.keeps_status)
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = self._opened(info)
             with self._handing_over:

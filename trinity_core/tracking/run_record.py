@@ -75,10 +75,13 @@ def record_path(job_dir: Path) -> Path:
     return job_dir / "monitor" / "run.json"
 
 
-def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False) -> None:
-    """Record that this process works on a run. With `keeps`, an existing record stays: an evaluation is beside it."""
+def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False) -> RunRecord | None:
+    """Record that this process works on a run; the record.
+
+    With `keeps`, an existing record stays, and None is returned: an evaluation is beside it.
+    """
     if keeps and record_path(job_dir).exists():
-        return
+        return None
     pid = os.getpid()
     record = RunRecord(
         RunState.RUNNING.value, time.time(), stage=stage, pid=pid, host=socket.gethostname(), mark=start_mark(pid)
@@ -87,13 +90,13 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
     record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
     when_room(lambda: write_atomically(config_path(job_dir), text.encode(), durable=False), job_dir)
     when_room(lambda: write_json(record_path(job_dir), asdict(record), durable=False), job_dir)
+    return record
 
 
-def record_end(job_dir: Path, outcome: RunOutcome) -> None:
-    """Record how the run of this process ended; another process's record stays."""
-    record = read_record(job_dir)
-    if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
-        ended = asdict(record) | {"state": RunState(outcome.value).value, "ended": time.time()}
+def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> None:
+    """Record how the work that `own` records ended. Another's record stays, even one of this very process."""
+    if own is not None and own == read_record(job_dir):
+        ended = asdict(own) | {"state": RunState(outcome.value).value, "ended": time.time()}
         when_room(lambda: write_json(record_path(job_dir), ended), job_dir)
 
 

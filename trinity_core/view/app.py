@@ -21,7 +21,7 @@ from trinity_core.view.archived import archived_rollouts
 from trinity_core.view.groups import GroupFilter, find_groups, group_row, overview
 from trinity_core.view.samples import read_samples, sample_steps, side_by_side
 from trinity_core.view.shared_page import shared_page
-from trinity_core.view.tokens import PAGE, token_page
+from trinity_core.view.tokens import PAGE, mean_advantage, token_page
 from trinity_core.view.viewed_run import ViewedRun
 
 STATIC = Path(__file__).parent / "static"
@@ -83,21 +83,11 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
         except KeyError:
             raise HTTPException(404, f"there is no run {name}") from None
 
-    _add_groups(app, run_named)
-    _add_rollouts(app, run_named)
-
     @app.get("/api/runs")
     def names() -> list[str]:
         return list(runs)
 
-    @app.get("/api/runs/{name:path}/samples/{source}/{step}")
-    def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
-        """Those of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
-        left = read_samples(run_named(name).folder, source, step)
-        right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
-        return {"pairs": side_by_side(left, right)}
-
-    @app.get("/api/runs/{name:path}")  # after the others: this path matches theirs too
+    @app.get("/api/runs/{name:path}/about")
     def about(name: str) -> dict[str, Any]:
         run = run_named(name)
         shown: dict[str, Any] = {"folder": str(run.folder), "samples": sample_steps(run.folder), "store": None}
@@ -105,6 +95,16 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             with run.read() as (connection, t):
                 shown["store"] = overview(connection, t)
         return shown
+
+    _add_groups(app, run_named)
+    _add_rollouts(app, run_named)
+
+    @app.get("/api/runs/{name:path}/samples/{source}/{step}")
+    def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
+        """Those of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
+        left = read_samples(run_named(name).folder, source, step)
+        right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
+        return {"pairs": side_by_side(left, right)}
 
 
 def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
@@ -121,7 +121,7 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
             found = find_groups(connection, t, wanted, before, limit)
         return {"groups": found.groups, "before": found.before}
 
-    @app.get("/api/runs/{name:path}/groups/{group_id}")
+    @app.get("/api/runs/{name:path}/groups/{group_id:int}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
         run = run_named(name)
         with run.read() as (connection, t):
@@ -154,7 +154,7 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
                 rows.append(of_group | {"place": place} | _rollout(one, own))
         return {"rollouts": rows, "before": found.before}
 
-    @app.get("/api/runs/{name:path}/groups/{group_id}/page.html")
+    @app.get("/api/runs/{name:path}/groups/{group_id:int}/page.html")
     def page_to_send(name: str, group_id: Id) -> Response:
         """One file with the group's rollouts, to be saved."""
         run = run_named(name)
@@ -167,7 +167,7 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         file = f'attachment; filename="rollouts_{group_id}.html"'
         return HTMLResponse(text, headers={"Content-Disposition": file})
 
-    @app.get("/api/runs/{name:path}/groups/{group_id}/rollouts/{place}/tokens")
+    @app.get("/api/runs/{name:path}/groups/{group_id:int}/rollouts/{place}/tokens")
     def tokens(
         name: str, group_id: Id, place: Id, offset: Id = 0, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
     ) -> dict[str, Any]:
@@ -181,7 +181,6 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
     """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
-    in_loss = None if advantages is None else advantages[experience.action_mask]
     sampled = [] if experience.versions is None else [each for each in experience.versions.tolist() if each >= 0]
     known = ("prompt", "response", "truth")
     return {
@@ -190,7 +189,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "actions": int(experience.action_mask.sum()), "truncated": experience.truncated,
         "is_expert": experience.is_expert, "task_index": experience.task_index,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
-        "advantage": None if in_loss is None else float(in_loss.mean()) if len(in_loss) else 0.0,
+        "advantage": mean_advantage(experience, advantages),
         **{name: _cut(experience.info.get(name, "")) for name in known},
         "info": {name: _cut(value) for name, value in experience.info.items() if name not in known},
     }  # fmt: skip

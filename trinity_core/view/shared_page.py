@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trinity_core.data.experience import Experience
-from trinity_core.view.tokens import PAGE, token_page
+from trinity_core.view.tokens import PAGE, mean_advantage, token_page
 
 DARKEST = 5.0
 """A log-prob of minus this, and any lower one, has the full colour."""
@@ -34,8 +34,8 @@ def shared_page(
         parts.append(f"<p>Reference answer</p><pre>{escape(truth)}</pre>")
     parts.append(f"<p>{LEGEND}</p>")
     for place, experience in enumerate(experiences):
-        values = advantages[place] if advantages else None
-        mean = "" if values is None or not len(values) else f", advantage {float(values.mean()):.3f}"
+        advantage = mean_advantage(experience, advantages[place] if advantages else None)
+        mean = "" if advantage is None else f", advantage {advantage:.3f}"
         reward = "no reward" if experience.reward is None else f"reward {experience.reward:.3g}"
         parts.append(f"<h2>Rollout {experience.run}: {reward}{mean}</h2>")
         parts.append(f"<pre>{''.join(_tokens(experience, tokenizer))}</pre>")

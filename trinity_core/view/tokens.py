@@ -87,5 +87,13 @@ def token_page(
     }  # fmt: skip
 
 
+def mean_advantage(experience: Experience, advantages: np.ndarray | None) -> float | None:
+    """The mean of its advantages, float32 [T], over the tokens in the loss: 0 without any, None without advantages."""
+    if advantages is None:
+        return None
+    in_loss = advantages[experience.action_mask]
+    return float(in_loss.mean()) if len(in_loss) else 0.0
+
+
 def _number(value: float, digits: int) -> float | None:
     return round(value, digits) if np.isfinite(value) else None

@@ -115,11 +115,15 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
             "algorithm": stage.algorithm.algorithm_type,
             "mode": stage.mode,
             "job_dir": str(stage.job_dir),
-            "notices": [*notices(stage), *filter(None, [] if offline else [template_notice(stage)])],
+            "notices": [*notices(stage), *([] if offline else _notices_when_opened(stage))],
         }
         for stage in stages(config)
     ]
     return Validation(not offline and not config.cluster.ray_address, listed, [])
+
+
+def _notices_when_opened(config: Config) -> list[str]:
+    return [notice for notice in (template_notice(config), shared_memory_notice(config)) if notice]
 
 
 def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
@@ -222,9 +226,8 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 
 
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Of the machine's memory and its shared memory. A process on a GPU takes of it what it has beside the GPU."""
+    """Of the machine's memory. A process on a GPU takes of it what it has beside the GPU."""
     needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
-    shared = sum(each.shared_memory for each in stage.processes)
     of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
     wanted = sum(max(each.number * total(memory), each.reading) for each, memory in needs)
     wanted += of_gpus + OTHER_PROCESSES.bytes
@@ -233,11 +236,26 @@ def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
         parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
         listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
         yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {listed}."
-    if shared > room.shared_memory:
-        yield (
-            f"the trainer publishes weights in /dev/shm, {size(shared)} in all, which has {size(room.shared_memory)}: "
-            "enlarge it (docker run --shm-size), or choose another synchronizer.sync_method."
-        )
+
+
+def shared_memory_notice(config: Config) -> str:
+    """`shared_memory_shortage` of a run (a configuration without stages) on this machine."""
+    if config.cluster.ray_address:
+        return ""
+    (stage,) = plans_of(config)
+    return shared_memory_shortage(stage, room_for(config.job_dir))
+
+
+def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
+    """Where the weights go that shared memory has no room for; "" if it has room for all."""
+    shared = sum(each.shared_memory for each in stage.processes)
+    if shared <= room.shared_memory:
+        return ""
+    return (
+        f"The trainer publishes weights in /dev/shm, {size(shared)} in all, which has {size(room.shared_memory)}: what "
+        f"finds no room goes through {tempfile.gettempdir()}, which may be slower. Enlarge /dev/shm (docker run "
+        "--shm-size), or choose another synchronizer.sync_method."
+    )
 
 
 def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:

@@ -49,7 +49,7 @@ export async function get(path, parameters = {}) {
   return body;
 }
 
-export const about = (run) => get(`runs/${encodeURIComponent(run)}`);
+export const about = (run) => get(`runs/${encodeURIComponent(run)}/about`);
 
 export function attempt(action) {
   // What goes wrong is said on the page, until something works again.
