@@ -37,17 +37,21 @@ def init_project(folder: Path) -> Path:
         raise TrinityError(
             f"{folder} has {', '.join(there)} already, which `trinity init` would write: choose a new folder"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    copy_project(source, folder)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def copy_project(source: Path, folder: Path) -> None:
+    """Copy `COPIED` into `folder`, which is made. `setup.py` fills the wheel by it."""
     for name in COPIED:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (source / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "pictures")
             shutil.copytree(source / name, folder / name, ignore=ignored)
         else:
-            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy2(source / name, folder / name)
-    for name, text in texts.items():
-        (folder / name).write_text(text)
-    return folder
 
 
 def require_own_packages(root: Path) -> None:

@@ -47,7 +47,7 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
     for context, given in _data(config):
         path = str(given["path"])
         digest = _digest(path, str(given.get("split") or ""), given.get("subset_name"))
-        kind = "local" if Path(path).expanduser().exists() else "hugging_face"
+        kind = "local" if is_local(path) else "hugging_face"
         name = str(given.get("name") or Path(path).name)
         dataset = Dataset(name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": given.get("split")}))
         found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
