@@ -47,13 +47,12 @@ async def give_verdicts(address: str, said: Mapping[str, str], folder: Path) -> 
     Returns what the form shows. A picture of it is left in `folder`.
     """
     async with opened(address, folder) as page:
-        await page.click(_named("button", "Resume"))
+        await page.click_until(_named("button", "Resume"), "document.querySelector('[role=dialog] textarea')")
         for title, answer in said.items():
             await _fill(page, title, answer)
         shown = await page.text("[role=dialog]")
         await page.picture(folder / "verdicts.png", height=1000)
-        await page.click(_named("[role=dialog] button", "Submit"))
-        await page.until("!document.querySelector('[role=dialog]')")
+        await page.click_until(_named("[role=dialog] button", "Submit"), "!document.querySelector('[role=dialog]')")
         return shown
 
 
@@ -61,7 +60,7 @@ async def _fill(page: Page, title: str, answer: str) -> None:
     """Type into the field of this title."""
     fields = "[...document.querySelectorAll('[role=dialog] .schema-form-property')]"
     field = f"{fields}.find((e) => e.innerText.startsWith({json.dumps(title)}))?.querySelector('textarea')"
-    await page.click(field)
+    await page.click_until(field, f"document.activeElement === {field}")
     await page.call("Input.insertText", text=answer)
     await page.until(f"{field}.value === {json.dumps(answer)}")
 

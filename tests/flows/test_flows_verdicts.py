@@ -238,8 +238,8 @@ def test_a_person_resumes_the_flow(config, prefect_api, monkeypatch) -> None:
     said = {"answer_1a": "drop", "answer_1c": "keep", "better_2": "4 cups."}
     with ThreadPoolExecutor() as threads:
         person = threads.submit(copy_context().run, answer_as_the_page_does, said)
-        stage = asking(config)()
-        form = person.result(60)
+        state = asking(config)(return_state=True)
+        form, stage = person.result(60), state.result()
     assert set(form["properties"]) == {
         *(f"answer_1{letter}" for letter in "abc"), "better_1", "answer_2a", "answer_2b", "better_2",
     }  # fmt: skip
@@ -258,8 +258,8 @@ def test_a_person_answers_on_prefects_page(config, prefect_api, monkeypatch, tmp
     said = {"Answer 1a": "drop", "Answer 1c": "keep\n", "A better answer to 2": "4 cups."}
     with prefect_page(prefect_api, tmp_path / "static") as page, ThreadPoolExecutor() as threads:
         person = threads.submit(copy_context().run, answer_in_a_browser, page, said, tmp_path)
-        stage = asking(config)()
-        shown = person.result(60)
+        state = asking(config)(return_state=True)
+        shown, stage = person.result(60), state.result()
     assert "2 + 2?" in shown and "<b>4</b>" in shown and "6 cups." in shown
     assert answers_of(stage.config, "preferences") == [
         ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],

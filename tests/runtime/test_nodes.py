@@ -226,7 +226,7 @@ def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, m
 def test_a_lost_engine_is_replaced_in_its_place(
     two_nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name, on its node, with its GPUs, where every GPU of the cluster is reserved; also twice."""
+    """By its name, on its node, on GPUs of its own, where every GPU of the cluster is reserved; also twice."""
     monkeypatch.setattr(engine, "engine_class", lambda settings: Stub)
     config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
     cluster = open_cluster(config, 4)
@@ -256,7 +256,11 @@ def test_a_lost_engine_is_replaced_in_its_place(
         before, after = asyncio.run(replaced())
         assert [name for name, *_ in before] == ["engine_0", "engine_1", "engine_2"]
         assert len({node for _, node, *_ in before}) == 2 and {mark for *_, mark in before} == {"kept"}
-        assert after == before
+        assert [(name, node, mark) for name, node, _, mark in after] == [
+            (name, node, mark) for name, node, _, mark in before
+        ]
+        taken = [(node, gpu) for _, node, gpus, _ in after for gpu in gpus]
+        assert len(taken) == len(set(taken)) == 6
         placed.nodes.release()
     finally:
         close_cluster(cluster)

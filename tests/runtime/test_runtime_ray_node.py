@@ -168,4 +168,4 @@ def test_separate_runs_share_a_cluster_and_postgresql(
     trained = lines_of(job, "trainer")
     assert [line.step for line in trained] == list(range(1, STEPS + 1))
     assert max(line.metrics["staleness/max"] for line in trained) <= 2
-    assert lines_of(job, "explorer_first") and lines_of(job, "explorer_second")
+    assert lines_of(job, "explorer.first") and lines_of(job, "explorer.second")

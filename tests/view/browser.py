@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,16 @@ class Page:
             await asyncio.sleep(0.1)
             before, found = found, await self.until(middle)
         await self.click_at(*found)
+
+    async def click_until(self, element: str, script: str) -> None:
+        """Click on an element, again where a page that was not ready yet has missed it, until `script` is true."""
+        for _ in range(4):
+            if not await self.value(f"!!({script})"):
+                await self.click(element)
+            with suppress(AssertionError):
+                await self.until(f"!!({script})", seconds=SECONDS / 3)
+                return
+        raise AssertionError(f"clicks on {element} do not lead to: {script}; the page said {self.said}")
 
     async def click_at(self, x: float, y: float) -> None:
         """Click with the mouse at a place of the window."""
