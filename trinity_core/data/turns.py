@@ -51,7 +51,7 @@ class Call:
     temperature: float | None = None
     """Of its log-probs; None if not known."""
     guided: bool = False
-    """Whether a grammar left out tokens that the policy might have chosen: the answer is context and carries no loss."""
+    """Whether a grammar left out tokens that the policy might have chosen: it is context then, and carries no loss."""
 
     @property
     def tokens(self) -> np.ndarray:

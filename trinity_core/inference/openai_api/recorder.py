@@ -6,6 +6,7 @@ is served on the recorded token ids, so its prompt begins with them; any other r
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from typing import Any
 import numpy as np
 
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
+
+CALLS_AS_TEXT = "Calling tools:"
+"""What smolagents writes before the calls of an answer, a Python list of them."""
 
 
 @dataclass
@@ -101,9 +105,9 @@ def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
 def canonical(message: Message) -> str:
     """A message as a text that is equal for all its spellings.
 
-    Clients send an answer back with or without empty fields, its content as text or as parts, with or without the white
-    space around it, and a tool's arguments with other white space, as an object, or as JSON within JSON. Of an answer
-    only its content and its tool calls count: reasoning need not come back.
+    Clients send an answer back with or without empty fields, its content as text or as parts, with other white space,
+    and if it is JSON with another order of keys; a tool's arguments as an object or as JSON within JSON; calls as text
+    (smolagents). Of an answer only its content and its tool calls count: reasoning need not come back.
     """
     return json.dumps(_said(message), sort_keys=True, default=str)
 
@@ -113,12 +117,32 @@ def _said(message: Message) -> dict[str, Any]:
     if role != "assistant":
         said = {"role": role, "content": content}
         return said | {name: value for name, value in message.items() if name not in said and value is not None}
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    calls = message.get("tool_calls") or ()
+    if not calls and isinstance(content, str) and CALLS_AS_TEXT in content:
+        content, calls = _calls_in(content)
+    functions = [call.get("function") or {} for call in calls]
     return {
         "role": role,
-        "content": content.strip() if isinstance(content, str) else content,
-        "tool_calls": [[call.get("name"), _parsed(call.get("arguments"))] for call in calls],
+        "content": _without_spaces(content) if isinstance(content, str) else content,
+        "tool_calls": [[function.get("name"), _parsed(function.get("arguments"))] for function in functions],
     }
+
+
+def _without_spaces(text: str) -> Any:
+    """What JSON says; any other text with one space for each run of white space."""
+    value = _parsed(text) if text.lstrip()[:1] in ("{", "[") else text
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def _calls_in(content: str) -> tuple[str, list[Message]]:
+    """The text before calls that are written as a Python list, and these; all of the text if they cannot be read."""
+    text, _, listed = content.rpartition(CALLS_AS_TEXT)
+    try:
+        calls = ast.literal_eval(listed.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return content, []
+    are_calls = isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls)
+    return (text, calls) if are_calls else (content, [])
 
 
 def _repaired(answer: Message) -> Message | None:

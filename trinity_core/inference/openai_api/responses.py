@@ -18,8 +18,8 @@ from trinity_core.inference.openai_api.session_auth import Refusal
 STATE = ("previous_response_id", "conversation", "prompt", "background")
 """What needs a server that remembers."""
 NO_STATE = (
-    "Responses are not stored here, so {} has nothing to refer to: send the whole conversation as `input` (in the OpenAI "
-    "Agents SDK, pydantic-ai and others that is the default)."
+    "Responses are not stored here, so {} has nothing to refer to: send the whole conversation as `input`, as agent "
+    "frameworks do by default."
 )
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 CONVERTED = ("input", "instructions", "tools", "tool_choice", "text", "stream")

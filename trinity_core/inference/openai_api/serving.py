@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GUIDED = (
-    "an agent asks for an answer in a grammar (response_format, structured_outputs, tool_choice): it is served, and its "
-    "tokens carry no loss, as they are not the policy's own choice. Later ones are not logged; the metric "
+    "an agent asks for an answer in a grammar (response_format, structured_outputs, tool_choice): its tokens carry no "
+    "loss, as they are not the policy's own choice. Later ones are not logged; the metric "
     "sessions/guided_answers counts them. Ask for JSON in the prompt, and use tool_choice 'auto', to train on them"
 )
 NOT_PARSED = (
@@ -234,9 +234,9 @@ def refuse(request: ChatCompletionRequest | CompletionRequest, model: ServedMode
     if isinstance(request, CompletionRequest) and (request.logprobs or 0) > MOST_LOGPROBS:
         message = f"logprobs of a completion is at most {MOST_LOGPROBS}; chat completions give up to 20."
         raise VLLMValidationError(message, parameter="logprobs", value=request.logprobs)
-    if isinstance(request, ChatCompletionRequest):
-        if request.tool_choice not in (None, "none") and not (model.enable_auto_tool_choice and model.tool_call_parser):
-            raise VLLMValidationError(NOT_PARSED.format(model.names[0]), parameter="tools")
+    calls = isinstance(request, ChatCompletionRequest) and request.tool_choice not in (None, "none")
+    if calls and not (model.enable_auto_tool_choice and model.tool_call_parser):
+        raise VLLMValidationError(NOT_PARSED.format(model.names[0]), parameter="tools")
 
 
 def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: Exchange) -> None:
