@@ -1,7 +1,7 @@
 """GRPO's advantages without those of tokens that would move the policy too far: M2PO, Clip_B.
 
-Such a token gets an advantage of 0: it adds nothing to the loss, and still counts where the loss is averaged. The choice
-is made once for the whole batch, before its first update.
+Such a token gets an advantage of 0: it adds nothing to the loss, and still counts where the loss is averaged. The
+choice is made once for the whole batch, before its first update.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def clipb(
 ) -> Result:
     """GRPO's advantages; 0 for tokens of a negative one that would change the entropy most (Clip_B, arXiv 2602.03392).
 
-    With S = p (H + log p) of each sampled token, p its probability and H the entropy at its place, in nats, left out are
-    those with S below mean - `mu` deviations, both over all tokens of the batch.
+    With S = p (H + log p) of each sampled token, p its probability and H the entropy at its place, in nats, those with
+    an S below mean - `mu` deviations, both over all tokens of the batch, are left out.
     """
     mask = as_mask(mask)
     require_finite(mask, old_logprobs=old_logprobs, entropies=entropies)
