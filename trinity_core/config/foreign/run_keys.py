@@ -202,9 +202,7 @@ CPT = refused("texts without a prompt are not trained on here; write sft, with r
 def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     """M2PO is a loss elsewhere; here an advantage of GRPO's and a loss without a clip, against the sampling policy."""
     if algorithm.get("advantage_fn"):
-        return Refused(
-            "m2po chooses among GRPO's advantages here: leave advantage_fn out, or write algorithm_type: m2po."
-        )
+        return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
     parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
     return {f"/algorithm.{part}": name for part, name in parts.items()}
 
