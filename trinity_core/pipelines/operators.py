@@ -67,9 +67,8 @@ def dapo_dynamic_sampling(
     scores = [
         e.metrics.get(metric_key, reward) for e, reward in zip(experiences, rollout_rewards(experiences), strict=True)
     ]
-    return _of_groups(
-        experiences, scores, lambda each: 0 < sum(score > correct_threshold for score in each) < len(each)
-    )
+    right = [None if score is None else float(score > correct_threshold) for score in scores]
+    return _of_groups(experiences, right, lambda verdicts: len(set(verdicts)) > 1)
 
 
 @OPERATORS.register("invalid_reward_filter")
