@@ -1,4 +1,4 @@
-"""M2PO's and Clip_B's choice of tokens, and the Jensen-Shannon advantage, against loops of their formulas in float64."""
+"""M2PO, Clip_B and the Jensen-Shannon advantage against loops of their formulas in float64."""
 
 from __future__ import annotations
 
