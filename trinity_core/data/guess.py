@@ -49,11 +49,8 @@ def _candidates(row: Row, use: str) -> Iterator[dict[str, str]]:
     default = FormatConfig()
     more = _named(row, "system_prompt_key", SYSTEM) | _named(row, "tools_key", TOOLS)
     if use == "preferences":
-        pairs = [pair for pair in PREFERRED if all(formats.has_column(row, key) for key in pair)]
-        more |= {
-            name: key for pair in pairs[:1] for name, key in zip(("chosen_key", "rejected_key"), pair, strict=True)
-        }
-    answer = {} if use == "preferences" else _named(row, "response_key", ANSWERS)
+        for chosen, rejected in PREFERRED[::-1]:
+            more |= {"chosen_key": chosen, "rejected_key": rejected} if {chosen, rejected} <= row.keys() else {}
     asked = [key for key in PROMPTS if formats.has_column(row, key) and isinstance(formats.column(row, key), str)]
     talks = [key for key in CONVERSATIONS if isinstance(row.get(key), list)]
     for kind, key, given in (
@@ -61,16 +58,13 @@ def _candidates(row: Row, use: str) -> Iterator[dict[str, str]]:
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
-        keys = {
-            "prompt_type": kind,
-            **given,
-            **{name: column for name, column in answer.items() if column != key},
-            **more,
-        }
-        if kind == "messages" and use == "demonstrations":
-            keys.pop("response_key", None)
+        answers = {} if kind == "messages" and use == "demonstrations" else _named(row, "response_key", ANSWERS, key)
+        keys = {"prompt_type": kind, **given, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
 
-def _named(row: Row, setting: str, names: Sequence[str]) -> dict[str, str]:
-    return {setting: name for name in names[::-1] if formats.has_column(row, name) and formats.column(row, name)}
+def _named(row: Row, setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+    """The first of these columns that is there and not empty, as this setting."""
+    there = (name for name in names if name != taken and formats.has_column(row, name) and formats.column(row, name))
+    name = next(there, None)
+    return {} if name is None else {setting: name}

@@ -178,8 +178,10 @@ def row_problems(
 def _prompt(
     row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool
 ) -> Prompt | DataError | None:
-    """The prompt of a row (None: it has and needs none), or why it cannot be used. With `answered` the set has reference
-    answers, so each row needs one, and each needs the `features` of its selector."""
+    """The prompt of a row (None: it has and needs none), or why it cannot be used.
+
+    With `answered` the set has reference answers, so each row needs one, and each needs the `features` of its selector.
+    """
     try:
         feature_values(row, features)
         if not (asks or formats.has_prompt(row, form)):

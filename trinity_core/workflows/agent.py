@@ -150,8 +150,8 @@ class CommandWorkflow(AgentWorkflow):
     """Runs a command for each rollout.
 
     It sees `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL` and the task as JSON in the file `TRINITY_TASK`
-    (`messages`, `tools`, and without a reward function also `row` and `seed`). It writes JSON to the file `TRINITY_REPORT`: `answer`, which the task's reward function
-    scores, or without one `reward`, a number.
+    (`messages`, `tools`, `run`, `seed`, and without a reward function the `row`). It writes JSON to the file
+    `TRINITY_REPORT`: `answer`, which the task's reward function scores, or without one `reward`, a number.
     """
 
     arguments = CommandArguments
