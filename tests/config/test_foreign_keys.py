@@ -193,7 +193,7 @@ REFUSED = [
     ("algorithm.algorithm_type=cpt", "algorithm.algorithm_type", "write sft"),
     ("algorithm={policy_loss_fn: m2po, advantage_fn: rloo}", "algorithm.policy_loss_fn", "algorithm_type: m2po"),
     (
-        "data_processor.task_pipeline={operators: [{name: human_preference_annotation_mapper}]}",
+        "data_processor.task_pipeline={inputs: [x], operators: [{name: human_preference_annotation_mapper}]}",
         "data_processor.task_pipeline.operators[0].name",
         "docs/human.md",
     ),

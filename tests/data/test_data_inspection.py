@@ -114,10 +114,10 @@ def test_a_format_that_is_not_given_is_guessed(given: dict[str, Any], tmp_path: 
     del tasksets["taskset"]["format"]
     tasks, test = inspect(config_from_dict(given))
     assert tasks.problem and not test.guess
-    assert tasks.guess == {"prompt_key": "question"}  # one of its rows has no answer
-    assert "format: {prompt_key: question}" in report_text(tasks, False)
+    assert tasks.guess == FORM and "format: {prompt_key: question, response_key: answer}" in report_text(tasks, False)
     tasksets["taskset"]["format"] = tasks.guess
-    assert inspect(config_from_dict(given))[0].rows == 5
+    tasks, _ = inspect(config_from_dict(given))
+    assert tasks.rows == 4 and not tasks.guess
 
 
 def test_columns_that_nothing_reads_are_named(given: dict[str, Any], tmp_path: Path) -> None:
