@@ -6,20 +6,15 @@ is served on the recorded token ids, so its prompt begins with them; any other r
 
 from __future__ import annotations
 
-import ast
-import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
+from trinity_core.data.spellings import canonical, parsed, said
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
-
-CALLS_AS_TEXT = "Calling tools:"
-"""What smolagents writes before the calls of an answer, a Python list of them."""
 
 
 @dataclass
@@ -83,8 +78,8 @@ class Recorder:
             return f"{where} begins no conversation that the session had before"
         if message.get("role") != "assistant" or expected.get("role") != "assistant":
             return f"{where} stands where another message of role {expected.get('role')} stood"
-        said, answered = _said(message), _said(expected)
-        parts = [name for name in answered if said[name] != answered[name]]
+        sent, answered = said(message), said(expected)
+        parts = [name for name in answered if sent[name] != answered[name]]
         return f"{where} is not the answer that was given: it differs in {' and '.join(parts)}"
 
     def sequences(self) -> list[TokenSequence]:
@@ -102,53 +97,10 @@ def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
     return found
 
 
-def canonical(message: Message) -> str:
-    """A message as a text that is equal for all its spellings.
-
-    Clients send an answer back with or without empty fields, its content as text or as parts, with other white space,
-    and if it is JSON with another order of keys; a tool's arguments as an object or as JSON within JSON; calls as text
-    (smolagents). Of an answer only its content and its tool calls count: reasoning need not come back.
-    """
-    return json.dumps(_said(message), sort_keys=True, default=str)
-
-
-def _said(message: Message) -> dict[str, Any]:
-    role, content = message.get("role"), _text(message.get("content"))
-    if role != "assistant":
-        said = {"role": role, "content": content}
-        return said | {name: value for name, value in message.items() if name not in said and value is not None}
-    calls = message.get("tool_calls") or ()
-    if not calls and isinstance(content, str) and CALLS_AS_TEXT in content:
-        content, calls = _calls_in(content)
-    functions = [call.get("function") or {} for call in calls]
-    return {
-        "role": role,
-        "content": _without_spaces(content) if isinstance(content, str) else content,
-        "tool_calls": [[function.get("name"), _parsed(function.get("arguments"))] for function in functions],
-    }
-
-
-def _without_spaces(text: str) -> Any:
-    """What JSON says; any other text with one space for each run of white space."""
-    value = _parsed(text) if text.lstrip()[:1] in ("{", "[") else text
-    return " ".join(value.split()) if isinstance(value, str) else value
-
-
-def _calls_in(content: str) -> tuple[str, list[Message]]:
-    """The text before calls that are written as a Python list, and these; all of the text if they cannot be read."""
-    text, _, listed = content.rpartition(CALLS_AS_TEXT)
-    try:
-        calls = ast.literal_eval(listed.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return content, []
-    are_calls = isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls)
-    return (text, calls) if are_calls else (content, [])
-
-
 def _repaired(answer: Message) -> Message | None:
     """The answer as clients send it back that cannot read its tools' arguments: these are empty. None if they can."""
     calls = list(answer.get("tool_calls") or ())
-    wrong = [not isinstance(_parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
+    wrong = [not isinstance(parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
     if not any(wrong):
         return None
     emptied = [{**call, "function": {**call["function"], "arguments": "{}"}} for call in calls]
@@ -156,24 +108,6 @@ def _repaired(answer: Message) -> Message | None:
         **answer,
         "tool_calls": [new if bad else call for new, call, bad in zip(emptied, calls, wrong, strict=True)],
     }
-
-
-def _text(content: Any) -> Any:
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content
-
-
-def _parsed(arguments: Any) -> Any:
-    """The arguments of a call as an object, or their text if it is no JSON."""
-    while isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (json.JSONDecodeError, RecursionError):
-            break
-    return {} if arguments is None else arguments
 
 
 def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
