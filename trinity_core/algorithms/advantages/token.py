@@ -142,8 +142,8 @@ def jsd(
     mask = as_mask(mask)
     require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
     teacher, student = clean(teacher_logprobs, mask), clean(old_logprobs, mask)
-    p, q = teacher.exp(), student.exp()
-    mixed = (lambda_coef * p + (1 - lambda_coef) * q).log()
-    terms = lambda_coef * p * (teacher - mixed) + (1 - lambda_coef) * q * (student - mixed)
+    shares = torch.tensor([lambda_coef, 1 - lambda_coef], dtype=teacher.dtype, device=teacher.device)
+    mixed = torch.logaddexp(teacher + shares[0].log(), student + shares[1].log())
+    terms = shares[0] * teacher.exp() * (teacher - mixed) + shares[1] * student.exp() * (student - mixed)
     divergence = clean(terms, mask)
     return -kl_coef * divergence, {"jsd/token": float(masked_mean(divergence, mask))}
