@@ -163,7 +163,7 @@ def test_a_key_without_effect_is_told(override: str, notice: str) -> None:
 
 QUIET = [
     "group=''", "cluster.total_gpu_num=0", "explorer.dynamic_timeout={enable: false, ratio: 3}",
-    "algorithm.optimizer={fused: true}", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
+    "algorithm.optimizer.fused=true", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
     "model.lora_configs=null", "model.tinker={enable: false}", "model.external_model={enable: false}",
     "explorer.concurrent_mode=asynchronous", f"{TRAIN}.format.image_key=null", f"{TRAIN}.enable_progress_bar=false",
     f"{ENGINES}.use_v1=true", f"{ENGINES}.repetition_penalty=1.0", "trainer.enable_preview=true", "data_processor={}",

@@ -89,11 +89,12 @@ def test_exact_split_name_wins(tmp_path, files, split, taken):
 
 
 def test_a_list_of_paths_is_one_data_set(tmp_path):
-    jsonl(tmp_path / "b.jsonl", ROWS[:1])
-    jsonl(tmp_path / "parts" / "train.jsonl", ROWS[1:])
+    rows = [{"n": 1}, {"n": 2}]
+    jsonl(tmp_path / "b.jsonl", rows[1:])
+    jsonl(tmp_path / "parts" / "train.jsonl", rows[:1])
     config = TasksetConfig.model_validate({"path": [f"{tmp_path}/parts", f"{tmp_path}/b.*"]})
-    assert read_rows(config.path).rows == ROWS[::-1]
-    assert read_rows(TasksetConfig.model_validate(config.model_dump()).path).rows == ROWS[::-1]
+    assert read_rows(config.path).rows == rows
+    assert read_rows(TasksetConfig.model_validate(config.model_dump()).path).rows == rows
     with pytest.raises(DataError, match=r"folder \S+/none.jsonl;"):
         read_rows(TasksetConfig(path=[f"{tmp_path}/b.jsonl", f"{tmp_path}/none.jsonl"]).path)
 

@@ -80,7 +80,7 @@ def _inspect_tasks(
     except DataError as error:
         report.problem = str(error)
         return report
-    _describe(config, report, given)
+    _describe(report, given)
     report.rejected, locations = taskset.rejected, taskset.locations
     tasks = [taskset[index] for index in range(len(taskset))]
     asked = all(has_prompt(task.raw, given.format) for task in tasks)  # else a workflow makes the prompts
@@ -126,7 +126,7 @@ def _inspect_answers(
     except DataError as error:
         report.problem = str(error)
         return report
-    _describe(config, report, given)
+    _describe(report, given)
     report.rejected, longest = read.rejected, config.model.max_model_len
     if read.rows:
         whole = np.array([max(len(each.tokens) for each in row) for row in read.rows])
@@ -144,13 +144,13 @@ def _inspect_answers(
     return _counted(config, report, digests, prompts, locations)
 
 
-def _describe(config: Config, report: DataSetReport, given: TasksetConfig | ExperienceBufferConfig) -> None:
+def _describe(report: DataSetReport, given: TasksetConfig | ExperienceBufferConfig) -> None:
     """Note a format that fits where none is given, and columns that nothing reads."""
     storage = given.storage_type or "file"
     if storage not in ("file", "sql"):
         return
     rows = first_rows(str(given.path), given.split, given.subset_name, storage, given.name, GUESSED_ROWS).rows
-    if not config.written(f"{report.key}.format"):
+    if given.format == FormatConfig():
         report.guess = guessed_format(rows, report.use)
     if report.use in ("demonstrations", "preferences"):
         report.spare = spare_columns(rows, FormatConfig.model_validate(report.guess) if report.guess else given.format)

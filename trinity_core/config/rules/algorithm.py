@@ -93,7 +93,7 @@ def sampling_rules(config: Config) -> Iterator[Finding]:
 def distillation_rules(config: Config) -> Iterator[Finding]:
     """`training.update.prepare` checks the rows themselves."""
     name = config.algorithm.advantage_fn
-    if config.mode == "bench" or not registry_of("algorithm.advantage_fn").uses(name, "teacher_logprobs"):
+    if config.mode == "bench" or not name or not registry_of("algorithm.advantage_fn").uses(name, "teacher_logprobs"):
         return
     for key, value in training_temperatures(config):
         if value not in (0.0, 1.0):
