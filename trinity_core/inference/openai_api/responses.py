@@ -167,7 +167,9 @@ def _items(message: Mapping[str, Any], status: str) -> list[Fields]:
         items.append({"id": _name("rs"), "type": "reasoning", "summary": [], "content": thoughts, "status": status})
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if message.get("content") or not calls:
-        text = [{"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}]
+        text: list[Fields] = [
+            {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
+        ]
         items.append({"id": _name("msg"), "type": "message", "role": "assistant", "content": text, "status": status})
     for call in calls:
         function = {name: call["function"][name] for name in ("name", "arguments")}
@@ -192,7 +194,7 @@ def _events(response: Fields) -> Iterator[Fields]:
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(response["output"]):
         here = {"output_index": index, "item_id": item["id"]}
-        empty = {"content": []} if "content" in item else {"arguments": ""}
+        empty: Fields = {"content": []} if "content" in item else {"arguments": ""}
         yield {"type": "response.output_item.added", "output_index": index, "item": {**item, **empty}}
         if item["type"] == "function_call":
             kind, arguments = "response.function_call_arguments", item["arguments"]
@@ -200,7 +202,7 @@ def _events(response: Fields) -> Iterator[Fields]:
             yield {"type": f"{kind}.done", **here, "name": item["name"], "arguments": arguments}
         for place, part in enumerate(item.get("content", ())):
             kind, there = f"response.{part['type']}", {**here, "content_index": place}
-            logprobs = {"logprobs": []} if item["type"] == "message" else {}
+            logprobs: Fields = {"logprobs": []} if item["type"] == "message" else {}
             yield {"type": "response.content_part.added", **there, "part": {**part, "text": ""}}
             yield {"type": f"{kind}.delta", **there, "delta": part["text"], **logprobs}
             yield {"type": f"{kind}.done", **there, "text": part["text"], **logprobs}
