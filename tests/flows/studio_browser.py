@@ -61,7 +61,7 @@ class Person:
 
     async def state(self, title: str, *states: str) -> None:
         """Wait until the run whose page is open is in one of these states."""
-        shown = f"/^({'|'.join(states)})$/m.test(document.body?.innerText ?? "")"
+        shown = f"/^({'|'.join(states)})$/m.test(document.body?.innerText ?? '')"
         await self.page.until(shown, f"{title} is {' or '.join(states)}", RUN_SECONDS)
 
     async def drawn(self, steps: int) -> None:

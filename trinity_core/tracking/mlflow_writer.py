@@ -214,7 +214,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
                 self._client.set_terminated(run_id, STATUS[outcome])
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
-        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless MLflow is told not to.
+        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless that is turned off.
 
         MLflow's own thread does so until the run ends or an outage comes.
         """
