@@ -63,7 +63,7 @@ def versions(tmp_path: Path) -> PushedVersions:
 
 
 def rank_zero(explorers_wait: Any = lambda version: True, stopping: Any = lambda: False, engine: Any = None):
-    return trainer_rank(engine or TrainingEngine(), ALONE, explorers_wait, stopping)
+    return trainer_rank(PolicyWeights(engine or TrainingEngine()), ALONE, explorers_wait, stopping)
 
 
 def pushing(

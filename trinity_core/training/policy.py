@@ -49,14 +49,16 @@ class Backbone(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations.
+        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations, and
+        the dropout of an adapter, which supervised training alone has.
 
         Log-probs are compared with those of engines, the reference and earlier passes, so nothing may be drawn at
         random: training parts jitter the input of routers (Mixtral) or draw the experts (Phi-MoE).
         """
         super().train(mode)
         for part in self.lm.modules():
-            part.training = mode and getattr(part, "gradient_checkpointing", False)
+            drops = isinstance(part, nn.Dropout) and part.p > 0
+            part.training = mode and (drops or getattr(part, "gradient_checkpointing", False))
         return self
 
     def hidden(self, micro: Micro) -> Tensor:

@@ -1,0 +1,124 @@
+"""The policy as a frozen base with a LoRA adapter, by peft, and the base alone as its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trinity_core.adapters import ACTIVE, PEFT_PREFIX, adapter_config, differences, read_config, read_tensors, scaling
+from trinity_core.config import LoraConfig
+from trinity_core.errors import DataError, TrinityError
+
+if TYPE_CHECKING:
+    from trinity_core.training.engine import TrainingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter that an engine trains."""
+
+    config: dict[str, Any]
+    """The contents of `adapter_config.json`."""
+
+    @property
+    def scaling(self) -> float:
+        """lora_alpha / r."""
+        return scaling(self.config)
+
+
+def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) -> Adapter:
+    """Freeze `lm` and put an adapter into it: that of `lora.path`, or a new one, whose B is zero.
+
+    A is drawn by `seed` alone, so that a run that begins again begins the same. Without `dropout` nothing is dropped.
+    Raises TrinityError if the model has no such matrices, or the folder's adapter is another one.
+    """
+    import peft
+
+    config = adapter_config(lora, base)
+    settings = peft.LoraConfig(
+        r=lora.lora_rank, lora_alpha=lora.lora_alpha, target_modules=config["target_modules"],
+        lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(settings, lm, ACTIVE)
+        except ValueError as error:
+            raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
+    tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
+    if other := [name for name in tensors if not name.endswith((f".lora_A.{ACTIVE}.weight", f".lora_B.{ACTIVE}.weight"))]:
+        raise TrinityError(
+            f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer; adapters of others, such "
+            "as embeddings, are not supported: name linear layers, or all-linear"
+        )
+    for p in tensors.values():
+        p.data = p.data.to(dtype)
+    if lora.path is not None:
+        _start_from(Path(lora.path).expanduser(), config, {_peft_name(name): p for name, p in tensors.items()})
+    return Adapter(config)
+
+
+def _peft_name(name: str) -> str:
+    return name.removesuffix(f".{ACTIVE}.weight")
+
+
+def _start_from(folder: Path, config: dict[str, Any], tensors: dict[str, torch.nn.Parameter]) -> None:
+    """Give the tensors of the model's adapter the values of the one in `folder`."""
+    saved, key = read_tensors(folder), "model.lora_configs[0]"
+    scales = [(name, read_config(folder)[name], config[name]) for name in ("r", "lora_alpha")]
+    if wrong := [f"{name} {theirs:g} instead of {ours:g}" for name, theirs, ours in scales if theirs != ours]:
+        raise TrinityError(f"{key}.path: the adapter in {folder} has {', '.join(wrong)}; give its own values in {key}")
+    if set(saved) != set(tensors):
+        name = min(set(saved) ^ set(tensors))
+        where = "lacks" if name in tensors else "has"
+        raise TrinityError(f"{key}.path: the adapter in {folder} {where} {name}; give its own target_modules in {key}")
+    with torch.no_grad():
+        for name, p in tensors.items():
+            if p.shape != saved[name].shape:
+                raise TrinityError(f"{key}.path: {PEFT_PREFIX}{name} in {folder} has another shape than in this model")
+            p.copy_(saved[name])
+
+
+def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, folder: Path) -> None:
+    """Raise DataError if the checkpoint in `folder` was trained otherwise: with another adapter, with one, or without."""
+    if saved is None or adapter is None:
+        if (saved is None) is (adapter is None):
+            return
+        trained = "all weights" if saved is None else "an adapter"
+        wrong = [f"{trained} instead of {'all weights' if adapter is None else 'an adapter'}"]
+    else:
+        wrong = differences(saved, adapter.config)
+    if wrong:
+        raise DataError(
+            f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give the "
+            "run another `name`"
+        )
+
+
+class BaseAlone:
+    """A policy without its adapter: the reference model, at no cost in memory. Used as `FrozenModule` is."""
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        self._engine = engine
+        self._layers = [module for module in engine.module.modules() if isinstance(module, BaseTunerLayer)]
+
+    @contextmanager
+    def on_device(self) -> Iterator[Callable[..., Any]]:
+        """A context that gives the forward of the base, and in which the policy has no adapter."""
+        self._switch(False)
+        try:
+            yield self._engine
+        finally:
+            self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.enable_adapters(on)
