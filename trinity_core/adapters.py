@@ -1,4 +1,4 @@
-"""LoRA adapters: names of their tensors, their folder as peft writes it, and merging (Hu et al. 2021, arXiv 2106.09685).
+"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685): names of tensors, the folder that peft writes, merging.
 
 A matrix W [out, in] with an adapter computes W x + s B A x, with A [r, in], B [out, r] and s = lora_alpha / r. Here
 tensors are named after the module: `model.layers.0.self_attn.q_proj.lora_A` and `….lora_B`. Imports no torch at the
@@ -79,6 +79,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def write_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Write an adapter's configuration into `folder`, which need not exist."""
+    when_room(partial(folder.mkdir, parents=True, exist_ok=True), folder)
+    write_json(folder / CONFIG, config)
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of the adapter in `folder`, under the names here. Raises DataError for any that is no A or B."""
     from safetensors.torch import load_file
@@ -98,7 +104,7 @@ def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], fold
     """Write the folder that peft reads. The weights, which make it whole, come last."""
     from safetensors.torch import save_file
 
-    write_json(folder / CONFIG, config)
+    write_config(config, folder)
     named = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
     temporary = folder / f".{WEIGHTS}"
     when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
@@ -115,7 +121,9 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
 
 
-def merge(base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float) -> Iterator[tuple[str, Tensor]]:
+def merge(
+    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of `base` with the adapter merged. Raises DataError at the end if the base lacks a matrix."""
     missing = {name.removesuffix(A) for name in adapter if name.endswith(A)}
     for name, tensor in base:
@@ -133,4 +141,6 @@ def linear_names(lm: Any) -> list[str]:
     from torch import nn
 
     head = lm.get_output_embeddings()
-    return sorted({name.rpartition(".")[2] for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head})
+    return sorted(
+        {name.rpartition(".")[2] for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    )

@@ -158,7 +158,7 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
     from trinity_core.sync.checkpoint import CheckpointVersions
     from trinity_core.sync.versions import VersionPublisher
     from trinity_core.sync.weight_check import WeightCheck
-    from trinity_core.training.publish import trainer_rank
+    from trinity_core.training.publish import PolicyWeights, trainer_rank
     from trinity_core.training.state import weights
 
     versions = CheckpointVersions(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_core.addresses import LOOPBACK
-from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
@@ -64,6 +64,14 @@ class EngineSettings:
     """Turns that its idle threads spin."""
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapter that is in use beside the model; 0 without one."""
+    lora_modules: tuple[str, ...] = ()
+    """Last parts of the names of the matrices that it changes; empty: of all but the output embedding."""
+    adapter_path: str = ""
+    """The folder of the adapter to start with; empty: one that changes nothing."""
+    quantization: str = ""
+    """vLLM's name for how the model's weights are stored; empty: as in its folder."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
     raw_logprobs: bool = False
@@ -118,6 +126,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
     model = config.explorer.rollout_model
     return _settings(
         model,
+        **_adapter(config.engine_adapter),
         model_path=config.model.model_path,
         max_model_len=_known(config.model.max_model_len, "model.max_model_len"),
         max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
@@ -130,6 +139,19 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
     )
+
+
+def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
+    """The settings of an engine that holds an adapter."""
+    if lora is None:
+        return {}
+    modules = () if isinstance(lora.target_modules, str) else lora.target_modules
+    return {
+        "lora_rank": lora.lora_rank,
+        "lora_modules": modules,
+        "adapter_path": lora.path or "",
+        "quantization": "bitsandbytes" if lora.load_in_4bit else "",
+    }
 
 
 def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:

@@ -41,7 +41,7 @@ class TrainerRank:
     stopping: Callable[[], bool]
     """True once the run has been asked to stop."""
     held: Callable[[], Mapping[str, TensorDigest]] = dict
-    """The digests of tensors that engines hold already: an adapter's base. If `weights` gathers, collective at first."""
+    """The digests of tensors that engines hold already: an adapter's base. Collective at first if `weights` gathers."""
 
 
 class WeightPublisher(Protocol):

@@ -52,10 +52,12 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         except ValueError as error:
             raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
-    if other := [name for name in tensors if not name.endswith((f".lora_A.{ACTIVE}.weight", f".lora_B.{ACTIVE}.weight"))]:
+    if other := [
+        name for name in tensors if not name.endswith((f".lora_A.{ACTIVE}.weight", f".lora_B.{ACTIVE}.weight"))
+    ]:
         raise TrinityError(
-            f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer; adapters of others, such "
-            "as embeddings, are not supported: name linear layers, or all-linear"
+            f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
+            "are not supported; name linear layers, or all-linear"
         )
     for p in tensors.values():
         p.data = p.data.to(dtype)
@@ -86,7 +88,7 @@ def _start_from(folder: Path, config: dict[str, Any], tensors: dict[str, torch.n
 
 
 def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, folder: Path) -> None:
-    """Raise DataError if the checkpoint in `folder` was trained otherwise: with another adapter, with one, or without."""
+    """Raise DataError if the checkpoint in `folder` was trained with another adapter, or if only one has an adapter."""
     if saved is None or adapter is None:
         if (saved is None) is (adapter is None):
             return
@@ -96,8 +98,8 @@ def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, 
         wrong = differences(saved, adapter.config)
     if wrong:
         raise DataError(
-            f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give the "
-            "run another `name`"
+            f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give "
+            "the run another `name`"
         )
 
 

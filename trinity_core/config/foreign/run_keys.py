@@ -341,7 +341,9 @@ LORA: Keys = {
     "alpha": moved("lora_alpha"),
     "dropout": moved("lora_dropout"),
     "base_model_name": noted("The adapter belongs to model.model_path."),
-    "lora_dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
+    "lora_dtype": noted(
+        "Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"
+    ),
     "dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
     "is_dummy": SILENT,
 }
