@@ -30,9 +30,9 @@ OTHER_REFERENCE = (
     "another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_BASE = (
-    "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to that "
-    "model. To go on, give the model that it began with; for an adapter of another, give the run another `name`, or set "
-    "`continue_from_checkpoint: false`"
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
+    "that model. To go on, give the model that it began with; for an adapter of another, give the run another `name`, "
+    "or set `continue_from_checkpoint: false`"
 )
 
 

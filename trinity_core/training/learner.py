@@ -25,7 +25,7 @@ from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 from trinity_core.training.loading import fast_paths_on_first, load_on_first
-from trinity_core.training.lora import BaseAlone, add_adapter
+from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.nonfinite import step_in_error
 from trinity_core.training.policy import (
@@ -97,6 +97,8 @@ class Learner:
         overrides = self.settings.model_overrides
         longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
         load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
+            return load(quantized=in_4_bits(self.dtype, self.ranks.device))
         return load_on_first(load, self.ranks)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:

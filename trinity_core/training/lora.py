@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,24 @@ class Adapter:
     def scaling(self) -> float:
         """lora_alpha / r."""
         return scaling(self.config)
+
+
+def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
+
+    Raises TrinityError without a GPU, and without bitsandbytes.
+    """
+    key = "model.lora_configs[0].load_in_4bit"
+    if device.type != "cuda":
+        raise TrinityError(f"{key}: needs a GPU; on this machine leave it out")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TrinityError(f"{key}: needs bitsandbytes; install it: pip install -r requirements/qlora.txt")
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
 
 
 def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) -> Adapter:

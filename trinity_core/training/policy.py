@@ -161,10 +161,12 @@ def load_causal_lm(
     overrides: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
     reads: bool = True,
+    quantized: Mapping[str, Any] | None = None,
 ) -> Any:
     """A Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
 
-    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room.
+    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room. `quantized`
+    are transformers' arguments for weights in 4 bits (`lora.in_4_bits`).
 
     Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
     length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model.
@@ -180,7 +182,7 @@ def load_causal_lm(
     }  # fmt: skip
     try:
         if reads:
-            lm = AutoModelForCausalLM.from_pretrained(path, **common, **(overrides or {}))
+            lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
         else:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
             with no_init_weights():
