@@ -45,10 +45,11 @@ def is_adapter(name: str) -> bool:
 
 def adapter_config(lora: LoraConfig, base: str) -> dict[str, Any]:
     """The contents of `adapter_config.json` for an adapter of the model `base`."""
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    targets = list(lora.modules) or "all-linear"
+    alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.lora_rank,
-        "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets, "bias": "none",
+        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets, "bias": "none",
         "inference_mode": True,
     }  # fmt: skip
 

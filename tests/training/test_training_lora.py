@@ -217,7 +217,7 @@ def test_configuration_of_the_adapter(make_config: Any) -> None:
         ("[{lora_rank: 8}, {lora_rank: 4}]", "model.lora_configs"),
         ("[{load_in_4bit: true}]", "load_in_4bit"),
         ("[{lora_rank: 0}]", "lora_rank"),
-        ("[{lora_rank: 8, target_modules: some}]", "target_modules"),
+        ("[{lora_rank: 8, target_modules: 3}]", "target_modules"),
     ):
         with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
             make_config(model__lora_configs=wrong)

@@ -316,7 +316,8 @@ def _pushed(config: Config) -> Iterator[Finding]:
 
 
 def _merged(config: Config) -> Iterator[Finding]:
-    if config.mode != "both" or config.is_supervised or config.model.lora is None or config.engine_adapter is not None:
+    merges = config.model.lora is not None and config.engine_adapter is None and config.cluster.gpu_per_node != 0
+    if config.mode != "both" or config.is_supervised or not merges:
         return
     message = (
         f"With sync_method {config.synchronizer.sync_method} engines get whole weights, into which the adapter is "

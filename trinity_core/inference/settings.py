@@ -145,10 +145,9 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
     """The settings of an engine that holds an adapter."""
     if lora is None:
         return {}
-    modules = () if isinstance(lora.target_modules, str) else lora.target_modules
     return {
         "lora_rank": lora.lora_rank,
-        "lora_modules": modules,
+        "lora_modules": lora.modules,
         "adapter_path": lora.path or "",
         "quantization": "bitsandbytes" if lora.load_in_4bit else "",
     }

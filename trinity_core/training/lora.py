@@ -60,7 +60,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
 
     config = adapter_config(lora, base)
     settings = peft.LoraConfig(
-        r=lora.lora_rank, lora_alpha=lora.lora_alpha, target_modules=config["target_modules"],
+        r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
         lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
     )  # fmt: skip
     dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le, Lt
 
@@ -13,6 +13,7 @@ from trinity_core.config.types import (
     Flag,
     Integer,
     Many,
+    Names,
     Natural,
     NonNegative,
     Number,
@@ -37,11 +38,16 @@ class LoraConfig(Section):
     """The update is scaled by `lora_alpha / lora_rank`."""
     lora_dropout: Annotated[Number, Ge(0), Lt(1)] = 0.0
     """Share of an adapter's inputs that is dropped at random in SFT and DPO."""
-    target_modules: Literal["all-linear"] | Many[str] = "all-linear"
+    target_modules: Names = ("all-linear",)
     """Last parts of the names of the matrices with an update, such as `[q_proj, v_proj]`; `all-linear` means all but
     the output embedding."""
     load_in_4bit: Flag = False
     """Keep the model's own weights in 4 bits (NF4 of bitsandbytes) in trainer and engines: QLoRA. Needs GPUs."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of `target_modules`; empty for `all-linear`."""
+        return () if self.target_modules == ("all-linear",) else self.target_modules
 
 
 class ModelConfig(Section):

@@ -62,7 +62,7 @@ def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
         "q_proj": hidden + shape.queries, "k_proj": hidden + shape.keys, "v_proj": hidden + shape.keys,
         "o_proj": hidden + shape.queries, "gate_proj": mlp, "up_proj": mlp, "down_proj": mlp,
     }  # fmt: skip
-    chosen = sizes if isinstance(lora.target_modules, str) else set(lora.target_modules)
+    chosen = set(lora.modules or sizes)
     return shape.layers * lora.lora_rank * sum(size for name, size in sizes.items() if name in chosen)
 
 

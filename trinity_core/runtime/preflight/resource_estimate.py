@@ -94,6 +94,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU, 0 if it is not known. Raises
     TrinityError for a KV cache that does not fit.
     """
+    config = config.with_values({"synchronizer.sync_method": sync_method(config, placement)[0]})
     estimates = []
     if placement.engines:
         policy = policy_engine(config, placement.on_gpu)
@@ -250,9 +251,8 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         if other is None:
             return workers(why_unknown(settings.critic.model_path))
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
-    method, _ = sync_method(config, placement)
     slots = 0
-    if SYNC_METHODS[method].one_node and not config.is_supervised:
+    if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
         schedule = SyncSchedule.of(config)
         kept = schedule.versions_kept if config.is_synchronous else DEFAULT_KEEP
         published = (config.buffer.total_steps or kept) // schedule.publish_every + 1
