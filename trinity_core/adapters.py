@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
 from trinity_core.files import sync_file, when_room, write_json
+from trinity_core.local_paths import expanded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
         raise DataError(f"the adapter in {folder} is more than LoRA's matrices A and B: {', '.join(more)}")
     return config
+
+
+def start_fault(lora: LoraConfig) -> str:
+    """Why a run cannot start from the adapter in `lora.path`, as far as its configuration tells; "" if it can."""
+    if lora.path is None:
+        return ""
+    try:
+        theirs = read_config(expanded(lora.path))
+    except DataError as error:
+        return str(error)
+    ours = {"r": lora.lora_rank, "lora_alpha": lora.lora_alpha}
+    wrong = [
+        f"{name} {theirs.get(name)} instead of {value:g}" for name, value in ours.items() if theirs.get(name) != value
+    ]
+    return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values beside path" if wrong else ""
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> None:

@@ -12,6 +12,7 @@ from trinity_core.config.rules.algorithm import restricted_sampling, unreported_
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.requests import Sampling
+from trinity_core.local_paths import expanded
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
@@ -148,7 +149,7 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
     return {
         "lora_rank": lora.lora_rank,
         "lora_modules": lora.modules,
-        "adapter_path": lora.path or "",
+        "adapter_path": str(expanded(lora.path).absolute()) if lora.path else "",
         "quantization": "bitsandbytes" if lora.load_in_4bit else "",
     }
 

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trinity_core.adapters import ACTIVE, PEFT_PREFIX, adapter_config, differences, read_config, read_tensors, scaling
+from trinity_core.adapters import (
+    ACTIVE,
+    adapter_config,
+    differences,
+    is_adapter,
+    plain_name,
+    read_tensors,
+    scaling,
+    start_fault,
+)
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.local_paths import expanded
 
 if TYPE_CHECKING:
     from trinity_core.training.engine import TrainingEngine
@@ -71,9 +81,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         except ValueError as error:
             raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
-    if other := [
-        name for name in tensors if not name.endswith((f".lora_A.{ACTIVE}.weight", f".lora_B.{ACTIVE}.weight"))
-    ]:
+    if other := [name for name in tensors if not is_adapter(plain_name(name))]:
         raise TrinityError(
             f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
             "are not supported; name linear layers, or all-linear"
@@ -81,28 +89,23 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     for p in tensors.values():
         p.data = p.data.to(dtype)
     if lora.path is not None:
-        _start_from(Path(lora.path).expanduser(), config, {_peft_name(name): p for name, p in tensors.items()})
+        _start_from(lora, expanded(lora.path), {plain_name(name): p for name, p in tensors.items()})
     return Adapter(config)
 
 
-def _peft_name(name: str) -> str:
-    return name.removesuffix(f".{ACTIVE}.weight")
-
-
-def _start_from(folder: Path, config: dict[str, Any], tensors: dict[str, torch.nn.Parameter]) -> None:
+def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:
     """Give the tensors of the model's adapter the values of the one in `folder`."""
-    saved, key = read_tensors(folder), "model.lora_configs[0]"
-    scales = [(name, read_config(folder)[name], config[name]) for name in ("r", "lora_alpha")]
-    if wrong := [f"{name} {theirs:g} instead of {ours:g}" for name, theirs, ours in scales if theirs != ours]:
-        raise TrinityError(f"{key}.path: the adapter in {folder} has {', '.join(wrong)}; give its own values in {key}")
-    if set(saved) != set(tensors):
-        name = min(set(saved) ^ set(tensors))
-        where = "lacks" if name in tensors else "has"
-        raise TrinityError(f"{key}.path: the adapter in {folder} {where} {name}; give its own target_modules in {key}")
+    if fault := start_fault(lora):
+        raise TrinityError(f"model.lora_configs[0].path: {fault}")
+    saved = read_tensors(folder)
+    wrong = set(saved) ^ set(tensors) or {name for name, p in tensors.items() if p.shape != saved[name].shape}
+    if wrong:
+        raise TrinityError(
+            f"model.lora_configs[0].path: the adapter in {folder} and this model's with these target_modules are not "
+            f"alike at {min(wrong)}; give the target_modules that the adapter was trained with, and its base"
+        )
     with torch.no_grad():
         for name, p in tensors.items():
-            if p.shape != saved[name].shape:
-                raise TrinityError(f"{key}.path: {PEFT_PREFIX}{name} in {folder} has another shape than in this model")
             p.copy_(saved[name])
 
 

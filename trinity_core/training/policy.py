@@ -192,7 +192,10 @@ def load_causal_lm(
         raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
-    return without_dropout(lm).eval()
+    without_dropout(lm)
+    if quantized:  # a checkpoint is an adapter, and the model into which it is merged is in half precision
+        vars(lm.config_as_given).pop("quantization_config", None)
+    return lm.eval()
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
