@@ -99,7 +99,10 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
 
 def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
     dropping = "[{lora_rank: 4, lora_dropout: 0.5}]"
-    one, other = learner("sft", dropping), learner("grpo", dropping)
+    one, other = (
+        learner("sft", dropping, buffer__trainer_input__experience_buffer__path="rows"),
+        learner("grpo", dropping),
+    )
     layers = [
         [m for m in each.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
         for each in (one, other)

@@ -76,7 +76,7 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
         trusted = settings.trust_remote_code
         config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
         with torch.device("meta"):
-            modules = linear_names(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted))
+            modules = tuple(linear_names(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)))
     rank = min(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(modules)}
 

@@ -48,15 +48,17 @@ def base_weights(engine: TrainingEngine, merged: bool = False) -> Iterator[tuple
     """`weights`, with tied names, of the model that an adapter belongs to; with `merged` the adapter is merged into
     them."""
     assert engine.adapter is not None
-    adapter = dict(parameters(engine)) if merged else {}
+    adapter, scale = dict(parameters(engine)) if merged else {}, engine.adapter.scaling
     for name, p in engine.module.named_parameters(remove_duplicate=False):
         plain = plain_name(name.removeprefix("lm."))
         if is_adapter(plain):
             continue
         module = plain.removesuffix(".weight")
-        pair = [adapter[module + A], adapter[module + B]] if module + A in adapter else []
+        changed = module + A in adapter
+        pair = [adapter[module + A], adapter[module + B]] if changed else []
         with whole([p, *pair], engine):
-            yield plain, merged_weight(p.detach(), *pair, engine.adapter.scaling) if pair else p.detach()
+            weight = p.detach()
+            yield plain, merged_weight(weight, pair[0].detach(), pair[1].detach(), scale) if changed else weight
     yield from stored_buffers(engine).items()
 
 

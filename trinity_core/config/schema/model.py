@@ -34,7 +34,7 @@ class LoraConfig(Section):
     """Folder of an adapter to start from, as peft writes it; null starts a new one, which changes nothing at first."""
     lora_rank: Annotated[Count, Le(512)] = 32
     """Rank of the update of each matrix."""
-    lora_alpha: Positive = 32
+    lora_alpha: Positive = 32.0
     """The update is scaled by `lora_alpha / lora_rank`."""
     lora_dropout: Annotated[Number, Ge(0), Lt(1)] = 0.0
     """Share of an adapter's inputs that is dropped at random in SFT and DPO."""
