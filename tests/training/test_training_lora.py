@@ -181,7 +181,7 @@ def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
 @pytest.mark.parametrize("stage", [0, 3])
 def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp_path: Path, stage: int) -> None:
     one = trained(learner(trainer__zero_stage=stage), 1)
-    versions = CheckpointVersions(tmp_path)
+    versions = CheckpointVersions(one.config.job_dir)
     rank = trainer_rank(policy_weights(one.config, one), one.ranks, lambda version: True, lambda: False)
     writer = VersionPublisher(versions, rank)
     Publisher(one.config, one, versions, writer, lambda: 0).publish(1)

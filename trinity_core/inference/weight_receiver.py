@@ -80,15 +80,18 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     from vllm.lora.peft_helper import PEFTHelper
 
     manager = worker.model_runner.lora_manager
-    rank = next((int(tensor.shape[0]) for name, tensor in tensors.items() if name.endswith(A)), 1)
-    settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
-    named = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
-    mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # of models whose modules vLLM names otherwise
-    adapter = LoRAModel.from_lora_tensors(
-        ADAPTER, named, settings, "cpu", manager.lora_config.lora_dtype,
-        weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
-    )  # fmt: skip
     adapters = manager._adapter_manager
+    if tensors:
+        rank = next(int(tensor.shape[0]) for name, tensor in tensors.items() if name.endswith(A))
+        settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+        named = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
+        mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # of models whose modules vLLM names otherwise
+        adapter = LoRAModel.from_lora_tensors(
+            ADAPTER, named, settings, "cpu", manager.lora_config.lora_dtype,
+            weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
+        )  # fmt: skip
+    else:
+        adapter = adapters.create_dummy_lora(ADAPTER, 1, manager.embedding_modules)  # of zeros
     places = {*adapters.modules, *(part for parts in adapters.packed_modules.values() for part in parts)}
     if lost := sorted(set(adapter.loras) - places):
         raise TrinityError(
