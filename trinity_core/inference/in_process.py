@@ -8,6 +8,7 @@ two steps, so weights change between tokens, never within one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -167,6 +168,7 @@ class InProcessEngine(Engine):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            gc.freeze()  # vLLM collects garbage seven times while it starts (2 s of a core)
             began = time.perf_counter()
             # The base of an adapter is never loaded again.
             with digests_before_packing(self.settings.compute_dtype) if self.settings.lora_rank else nullcontext():
