@@ -130,6 +130,8 @@ def test_trainer_holds_weights_optimizer_and_gradients():
     assert split["policy buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
     assert split["policy kept by malloc"] == 2 * (MILLION + MILLION // 4)
     assert "policy kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
+    copied = "policy copy for checkpoints"
+    assert (whole[copied], halves[copied], split[copied]) == (12 * MILLION, 14 * MILLION // 2, 14 * MILLION // 4)
 
 
 def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
@@ -167,7 +169,7 @@ def test_trainer_adds_critic_reference_and_published_weights():
     policy = TrainedModel("policy", SHAPE, 4, 0, 1, MICRO, checkpointing=False)
     critic = TrainedModel("critic", SHAPE, 4, 0, 1, MICRO, checkpointing=False, scores=False)
     alone = total(trainer_needs(BASE, policy, None, None, 0))
-    assert total(trainer_needs(BASE, policy, critic, None, 0)) == alone + 12 * MILLION
+    assert total(trainer_needs(BASE, policy, critic, None, 0)) == alone + 24 * MILLION
     assert total(trainer_needs(BASE, policy, None, policy, 3)) == alone + 4 * MILLION + 3 * 4 * MILLION
 
 

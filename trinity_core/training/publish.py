@@ -12,7 +12,7 @@ import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, when_room, write_atomically
+from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.publisher import TrainerRank
 from trinity_core.sync.schedule import SyncSchedule
@@ -22,6 +22,7 @@ from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
+from trinity_core.training.saving import Copying
 from trinity_core.training.state import buffers, shape_of, weights
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ class Publisher:
         said = json.dumps(wanted).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(said, self.learner.ranks)))
 
-    def keep_for_resume(self, step: int, checkpoint: Path) -> None:
+    def keep_for_resume(self, step: int, copying: Copying) -> None:
         """Copy the versions into the checkpoint of `step` that explorers would still need after a resume (rank 0)."""
         oldest = self._oldest_needed(step)
         for version in self.versions.whole():
             if oldest <= version < step:
-                keep_version(self.versions, version, checkpoint)
+                keep_version(self.versions, version, copying)
 
     def _oldest_needed(self, step: int) -> int:
         """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
@@ -166,16 +167,11 @@ KEPT_WEIGHTS = "rollout_weights"
 """Beginning of the names of the files, which hold one version each; checkpoints of older releases have one file."""
 
 
-def keep_version(versions: WeightVersions, version: int, checkpoint: Path) -> None:
-    """Copy `version` with its weight check into the folder `checkpoint`."""
-    from safetensors.torch import save_file
-
+def keep_version(versions: WeightVersions, version: int, copying: Copying) -> None:
+    """Copy `version` with its weight check into the checkpoint."""
     check = versions.check(version)
     metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
-    tensors = {name: tensor.clone() for name, tensor in versions.load(version)}
-    path = checkpoint / f"{KEPT_WEIGHTS}_{version}.safetensors"
-    with clear_errors("writing", path):
-        when_room(lambda: save_file(tensors, path, metadata), path)
+    copying.file(f"{KEPT_WEIGHTS}_{version}.safetensors", iter(versions.load(version)), metadata)
 
 
 def kept_versions(checkpoint: Path) -> dict[int, Path]:

@@ -191,11 +191,11 @@ class TrainedModel:
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Of the machine's memory, for a worker on a GPU: what is offloaded, and copies for a checkpoint."""
+        """Of the machine's memory, for a worker on a GPU: what is offloaded, and a file of a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
-        copies = max(part, self.saved_at_once)
-        return Need(f"{self.name} in host memory", offloaded + copies, f"{size(offloaded)} offloaded, copies to save")
+        taken = offloaded + self.largest_file
+        return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
     @property
     def bucket(self) -> int:
@@ -252,15 +252,22 @@ class TrainedModel:
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
-        """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
-        taken = self.saved_at_once if self.stage and not self.on_gpu else 0
-        why = f"{self.part:,} parameters × {self.state_bytes} bytes, at most {size(PIECE)} at once"
-        return Need(f"{self.name} copies for a checkpoint", taken, why)
+        """The copy of the largest file of a checkpoint, without which none is written."""
+        taken = 0 if self.on_gpu else self.largest_file
+        return Need(f"{self.name} file of a checkpoint", taken, f"weights, or at most {size(PIECE)} of the optimizer")
+
+    def copied(self) -> Need:
+        """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
+        each = self.width + self.state_bytes
+        share = self.parameters // self.workers
+        why = f"{share:,} parameters × {each} bytes; where they find no room, steps wait for the disk"
+        return Need(f"{self.name} copy for checkpoints", each * share, why, spared=True)
 
     @property
-    def saved_at_once(self) -> int:
-        """Bytes of the optimizer's state that are copied before a file is written."""
-        return min(self.state_bytes * self.part, PIECE)
+    def largest_file(self) -> int:
+        """Bytes of the largest file of a checkpoint that this worker writes."""
+        share = self.parameters // self.workers
+        return max(self.width * share, min(self.state_bytes * share, PIECE))
 
     @property
     def state_bytes(self) -> int:
@@ -295,6 +302,7 @@ def trainer_needs(
             *(Need("reference weights", need.bytes, need.why) for need in held),
             Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
             max(passing, key=lambda need: need.bytes),
+            *(each.copied() for each in models if not policy.on_gpu),
             Need("published weights", slots * model * (not policy.on_gpu), f"{slots} versions in shared memory"),
         ]
     )
@@ -306,4 +314,5 @@ def host_needs(
     """What a worker on a GPU holds of the machine's memory, without what it publishes."""
     models = [policy, *([critic] if critic else [])]
     kept = reference.width * reference.kept if reference is not None and reference.weights_offloaded else 0
-    return nonzero([base, *(each.on_host() for each in models), Need("reference weights", kept, "offloaded")])
+    held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
+    return nonzero([base, *held, Need("reference weights", kept, "offloaded")])
