@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,14 +27,15 @@ def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) 
     """A learner of a new model and its checkpoints."""
     from trinity_core.config import config_from_dict
     from trinity_core.data.tiny import make_model
-    from trinity_core.training.distributed import join, meeting_point
+    from trinity_core.training.distributed import barrier, join, meeting_point
     from trinity_core.training.learner import Learner
     from trinity_core.training.savepoints import Savepoints
 
     model = folder / "model"
     group = join(rank, ranks, *(("127.0.0.1", port) if port else meeting_point()), use_gpu=False)
-    if not model.exists():
+    if rank == 0:
         make_model(model, 0, size)
+    barrier(group)
     config = config_from_dict(
         {
             "name": "run", "mode": "train", "checkpoint_root_dir": str(folder),
@@ -108,9 +110,8 @@ def main() -> int:
 
 def start(args: argparse.Namespace) -> int:
     """Start the ranks on one thread's share of the cores each; the exit code of the first."""
-    from trinity_core.addresses import free_port
-
-    port = free_port() if args.ranks > 1 else 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1] if args.ranks > 1 else 0
     threads = max(1, len(os.sched_getaffinity(0)) // args.ranks)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ def test_activations_are_what_autograd_keeps(model, dtype, checkpointing):
         for _ in range(repeats):
             tokens = np.concatenate([begin, rng.integers(0, 400, response)])
             rows.append(Experience(tokens=tokens, prompt_length=prompt, action_mask=np.ones(response)))
-    micro = build_micro(rows, range(len(rows)), response).to(torch.device("cpu"), dtype)
+    micro = build_micro(rows, range(len(rows)), response).to(torch.device("cpu"))
     own = {p.untyped_storage().data_ptr() for p in policy.parameters()}
     kept = {}
 
@@ -101,7 +101,7 @@ def test_micro_batches_are_those_of_the_trainer():
     # A group: 88 tokens of the prompt and 8 responses of 40, 408; 4 groups, each alone within 800 tokens.
     made = planned()
     assert (made.count, made.tokens, made.targets, made.rows, made.longest) == (4, 408, 320, 8, 128)
-    assert made.mask == 4 * 8 * 40 * 128
+    assert made.mask == 8 * 40 * 128, "of one of them"
     made = planned("trainer.max_token_len_per_gpu=816")
     assert (made.count, made.tokens, made.rows) == (2, 816, 16)
     made = planned(

@@ -244,7 +244,7 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     from trinity_core.training.update import micro_batches
 
     engine = (made := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
-    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks, made.dtype)
+    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks)
 
     def norm(times):
         for i in range(times):

@@ -65,7 +65,7 @@ class Critic:
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
         """This rank's micro-batches, by the critic's own budget."""
-        return micro_batches(batch, self.cut, self.ranks, self.dtype)
+        return micro_batches(batch, self.cut, self.ranks)
 
     def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
         """Float32 [B, T]: the value of the state in which each token was chosen."""

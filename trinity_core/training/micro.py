@@ -51,12 +51,12 @@ class Micro:
         """The same inputs without a token that carries loss: all gradients are zero."""
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Micro:
-        """A copy with all tensors on `device` and the attention mask in `dtype`."""
+    def to(self, device: torch.device) -> Micro:
+        """A copy with all tensors on `device`."""
         inputs = self.inputs
         moved: Packed | Padded
         if isinstance(inputs, Packed):
-            moved = inputs.to(device, dtype)
+            moved = inputs.to(device)
         else:
             moved = Padded(inputs.tokens.to(device), inputs.present.to(device))
         return replace(

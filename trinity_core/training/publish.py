@@ -156,7 +156,7 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
-    micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
+    micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device)
     with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")

@@ -1,9 +1,9 @@
 """Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
 
 A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`) and
-leaves the entries of what was written, or word that it failed, beside the temporary folder; rank 0's thread waits for those of
-all ranks and finishes the checkpoint. Where the copies find no room in memory, a step waits for files to be written.
-One checkpoint is written at a time.
+leaves the entries of what was written, or word that it failed, beside the temporary folder; rank 0's thread waits for
+those of all ranks and finishes the checkpoint. Where the copies find no room in memory, a step waits for files to be
+written. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one rank. Its methods belong to the thread that trains, `call` to the one that writes."""
+    """Writes the checkpoints of one rank. `call`, `give_back` and `trim` belong to the thread that writes."""
 
     def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
         self._ranks = ranks
@@ -79,7 +79,8 @@ class CheckpointWriter:
         wait = Wait(f"the checkpoint of step {self.step} to be written")
         for _ in poll(seconds):
             if self._written.done():
-                return self._written.result()
+                self._written.result()
+                return
             wait.note(self.doing)
         raise TransientFault(
             f"the checkpoint of step {self.step} has not been written within {seconds:g} s: rank {self._ranks.rank} "

@@ -38,7 +38,7 @@ class Cut:
     packing: bool = True
 
 
-def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> list[Micro]:
+def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> list[Micro]:
     """This rank's micro-batches, on its device. All ranks have the same number; some may be empty."""
     rows = batch.experiences
     prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
@@ -54,9 +54,7 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> l
         units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
     shares = plan(units, budget, ranks.world_size, largest_mask)[ranks.rank]
     return [
-        (build_micro(rows, share, batch.width, cut.packing) if share else empty_micro(batch, cut)).to(
-            ranks.device, dtype
-        )
+        (build_micro(rows, share, batch.width, cut.packing) if share else empty_micro(batch, cut)).to(ranks.device)
         for share in shares
     ]
 

@@ -82,7 +82,7 @@ class MicroBatches:
     longest: int
     """Tokens of the longest sequence."""
     mask: int
-    """Elements of the attention masks of all of them, which the trainer makes before the first."""
+    """Elements of the largest attention mask; each is made for its pass alone."""
 
 
 def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
@@ -104,8 +104,9 @@ def micro_batches(config: Config, settings: TrainSettings | CriticSettings, work
     made = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
     costs = [unit.cost(largest) for unit in made]
     top = made[costs.index(max(costs))]
-    masks = sum(mask_elements(len(unit.rows), prompt, response) for unit in made if unit.cost(largest) == unit.tokens)
-    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, masks)
+    shared = [len(unit.rows) for unit in made if unit.cost(largest) == unit.tokens]
+    mask = mask_elements(max(shared, default=0), prompt, response)
+    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, mask)
 
 
 def _joined(units: Sequence[RowUnit]) -> RowUnit:
@@ -121,8 +122,8 @@ def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, resp
     top = min(each, here)
     count = -(-here // top)
     prompts = -(-top // repeats)
-    tokens, masks = prompts * prompt + top * response, here * mask_elements(1, prompt, response)
-    return MicroBatches(count, tokens, top * response, top, prompt + response, masks)
+    tokens, mask = prompts * prompt + top * response, mask_elements(top, prompt, response)
+    return MicroBatches(count, tokens, top * response, top, prompt + response, mask)
 
 
 BUCKET = 500_000_000
@@ -300,7 +301,7 @@ def trainer_needs(
             *(each.kept_gradients() for each in models),
             *(each.left_by_loading() for each in models),
             *(Need("reference weights", need.bytes, need.why) for need in held),
-            Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
+            Need("attention mask", max(each.width * each.micro.mask for each in models), "of the largest micro-batch"),
             max(passing, key=lambda need: need.bytes),
             *(each.copied() for each in models if not policy.on_gpu),
             Need("published weights", slots * model * (not policy.on_gpu), f"{slots} versions in shared memory"),
