@@ -1,4 +1,4 @@
-"""What a checkpoint costs the steps beside which it is written: the wait at the step's boundary, and the steps after it.
+"""What a checkpoint costs the steps beside which it is written: the wait at a step's boundary, and the next steps.
 
 One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps without a save
 and with one are taken in turn. A step may wait at most 10 % of itself.

@@ -1,7 +1,7 @@
-"""The process that writes a trainer's checkpoints beside its steps, from memory that both have mapped.
+"""Writes the files of a trainer's checkpoints, in a process of its own from memory that both have mapped.
 
-It computes when nothing else does, needs no interpreter lock of the trainer's, and gives no checkpoint its name: that
-is done by the trainer, which holds the run's lock.
+The process computes when nothing else does, needs no interpreter lock of the trainer's, and gives no checkpoint its
+name: that is done by the trainer, which holds the run's lock.
 """
 
 from __future__ import annotations
@@ -49,13 +49,7 @@ class Piece:
 
 
 class ShardWriter:
-    """Writes files one after the other. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
-
-    def __init__(self) -> None:
-        import torch
-
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        torch.set_num_threads(1)
+    """Writes files one after the other."""
 
     def write(self, folder: str, piece: Piece) -> dict[str, int | str]:
         """Write a piece into the checkpoint's folder and flush it; its entry in the manifest.
@@ -76,6 +70,16 @@ class ShardWriter:
         convert(Path(folder))
 
 
+class ShardProcess(ShardWriter):
+    """The same in a process of its own. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
+
+    def __init__(self) -> None:
+        import torch
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        torch.set_num_threads(1)
+
+
 def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None) -> None:
     import torch
     from safetensors.torch import save_file
@@ -93,7 +97,7 @@ def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
 
     memory: Any = None
     if piece.bytes:
-        with open(piece.memory, "r+b") as file:
+        with Path(piece.memory).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), piece.bytes)
     for place in piece.tensors:
         dtype: torch.dtype = vars(torch)[place.dtype]

@@ -1,7 +1,7 @@
 """Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
 
-A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`) and
-leaves the entries of what was written, or word that it failed, beside the temporary folder; rank 0's thread waits for
+A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`; it
+writes small ones itself) and leaves the entries of what was written, or word that it failed, beside the temporary folder; rank 0's thread waits for
 those of all ranks and finishes the checkpoint. Where the copies find no room in memory, a step waits for files to be
 written. One checkpoint is written at a time.
 """
@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.manifest import Entry, entry_of
-from trinity_core.checkpoints.shard_writer import Piece, Segment
+from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.files import clear_errors, when_room, write_json
@@ -40,7 +40,9 @@ POLL_SECONDS = 0.05
 """Between two looks for what other ranks have written."""
 SPARE_MEMORY = 1 << 30
 """Bytes of the machine's memory that copies leave free."""
-TARGET = "trinity_core.checkpoints.shard_writer:ShardWriter"
+PROCESS_BYTES = 32 << 20
+"""Size of a file from which on a process writes: it takes seconds to start."""
+TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class CheckpointWriter:
         self._free: SimpleQueue[Segment] = SimpleQueue()
         self._is_scarce = False
         """Steps have waited for memory."""
+        self._uses_process = False
         self.step = 0
         """Of the checkpoint that is being written, or was written last."""
         self.doing = ""
@@ -96,6 +99,7 @@ class CheckpointWriter:
         called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest.
         """
         self.step, self.doing = step, "begins"
+        self._uses_process = largest >= PROCESS_BYTES
         copying = Copying(self, SPARE_MEMORY + self._ranks_here * largest)
         work = _Writing(self, copying, folder, turns, finish).run
         self._written = DaemonThreads(f"checkpoint-{step}").submit(work)
@@ -153,6 +157,8 @@ class CheckpointWriter:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault where its process dies."""
+        if not self._uses_process:
+            return getattr(ShardWriter(), method)(*arguments)
         try:
             if self._worker is None:
                 self._worker = Worker(TARGET, environment=os.environ | {"OMP_NUM_THREADS": "1"})
