@@ -1,9 +1,9 @@
 """Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
 
 A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`; it
-writes small ones itself) and leaves the entries of what was written, or word that it failed, beside the temporary folder; rank 0's thread waits for
-those of all ranks and finishes the checkpoint. Where the copies find no room in memory, a step waits for files to be
-written. One checkpoint is written at a time.
+writes small ones itself) and leaves the entries of what was written, or word that it failed, beside the temporary
+folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. Where the copies find no room in
+memory, a step waits for files to be written. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
