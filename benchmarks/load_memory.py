@@ -64,8 +64,8 @@ def measured(folder: Path, ranks: int, load_only: bool) -> int:
             subprocess.Popen([*command, "--rank", str(rank)], stdout=file.open("w"), env=environment)
             for rank, file in enumerate(files)
         ]
-        if any([process.wait() for process in started]):
-            sys.exit("a rank failed")
+        if any(codes := [process.wait() for process in started]):
+            sys.exit(f"exit codes of the ranks: {codes}")
         return sum(int(file.read_text().splitlines()[-1]) for file in files)
 
 
