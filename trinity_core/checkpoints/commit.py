@@ -112,6 +112,7 @@ def _carry_over(target: Path, temporary: Path) -> None:
             except OSError:  # a file system without hard links
                 when_room(lambda: shutil.copyfile(source, copy), copy)  # noqa: B023 - called at once
                 sync_file(copy)
+            sync_file(copy.parent)
 
 
 def _sync_tree(folder: Path) -> None:

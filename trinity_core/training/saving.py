@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.checkpoints.manifest import Entry, entry_of
 from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
-from trinity_core.errors import TransientFault, TrinityError, on_failure
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room, write_json
 from trinity_core.processes import free_memory, run_when_idle
 from trinity_core.threads import DaemonThreads
@@ -42,6 +42,8 @@ SPARE_MEMORY = 1 << 30
 """Bytes of the machine's memory that copies leave free."""
 PROCESS_BYTES = 32 << 20
 """Size of a file from which on a process writes: it takes seconds to start."""
+FAILED = "failed_{}"
+"""The mark of a rank that could not write."""
 TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
 
 log = logging.getLogger(__name__)
@@ -210,25 +212,9 @@ class _Writing:
         """A temporary folder too, by its name, in which ranks say what they have written."""
 
     def run(self) -> None:
-        """Write this rank's files as they come; on rank 0 also finish the checkpoint."""
-        with on_failure(self._tell_failure):
-            written: dict[str, Entry] = {}
-            while (item := self._copying.files.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise TransientFault("its copy in memory was not finished") from item
-                piece, segment = item
-                number = len(written)
-                if any(self._turns):
-                    self._await_turn(number)
-                self._writer.doing = f"writes {piece.file}"
-                written[piece.file] = self._writer.call("write", str(self._folder), piece)
-                self._writer.give_back(segment)
-                if any(self._turns):
-                    self._mark(f"{number}_{self._ranks.rank}", {})
-            for name, content in self._copying.small.items():
-                written[name] = self._write_small(self._folder / name, content)
-            if self._ranks.world_size > 1:
-                self._mark(f"all_{self._ranks.rank}", written)
+        """Write this rank's files as they come; on rank 0 also finish the checkpoint. Raises what goes wrong."""
+        try:
+            written = self._write_own()
             if self._ranks.first:
                 for rank in range(1, self._ranks.world_size):
                     written |= self._of_rank(f"all_{rank}", rank)
@@ -236,6 +222,29 @@ class _Writing:
                 self._writer.doing = "is finishing it"
                 self._finish(written)
             self._writer.trim()
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def _write_own(self) -> dict[str, Entry]:
+        written: dict[str, Entry] = {}
+        while (item := self._copying.files.get()) is not None:
+            if isinstance(item, BaseException):
+                raise TransientFault("its copy in memory was not finished") from item
+            piece, segment = item
+            number = len(written)
+            if any(self._turns):
+                self._await_turn(number)
+            self._writer.doing = f"writes {piece.file}"
+            written[piece.file] = self._writer.call("write", str(self._folder), piece)
+            self._writer.give_back(segment)
+            if any(self._turns):
+                self._mark(f"{number}_{self._ranks.rank}", {})
+        for name, content in self._copying.small.items():
+            written[name] = self._write_small(self._folder / name, content)
+        if self._ranks.world_size > 1:
+            self._mark(f"all_{self._ranks.rank}", written)
+        return written
 
     def _write_small(self, path: Path, content: bytes) -> Entry:
         with clear_errors("writing", path):
@@ -257,18 +266,21 @@ class _Writing:
         write_json(self._marks / f"{name}.json", content)
 
     def _of_rank(self, name: str, rank: int) -> dict[str, Any]:
-        """What a rank has left under a name. Raises TransientFault if the rank has failed, or is not there in time."""
+        """What a rank has left under a name. Raises its error, and TransientFault if it is not there in time."""
         self._writer.doing = f"waits for rank {rank}"
         for _ in poll(WRITE_SECONDS, POLL_SECONDS):
-            for mark in (f"failed_{rank}", f"all_{rank}", name):
+            for mark in (FAILED.format(rank), f"all_{rank}", name):
                 with suppress(FileNotFoundError):
                     content: dict[str, Any] = json.loads((self._marks / f"{mark}.json").read_text())
-                    if mark.startswith("failed"):
-                        raise TransientFault(f"rank {rank} could not write its part of the checkpoint")
+                    if mark == FAILED.format(rank):
+                        kind = TrinityError if content["is_final"] else TransientFault
+                        raise kind(f"rank {rank}: {content['error']}")
                     return content
         raise TransientFault(f"rank {rank} has not written its part of the checkpoint within {WRITE_SECONDS:g} s")
 
-    def _tell_failure(self) -> None:
-        if self._ranks.world_size > 1:
+    def _tell(self, error: Exception) -> None:
+        """Leave word for rank 0 that this rank has failed."""
+        if not self._ranks.first:
             with suppress(OSError, TrinityError):
-                self._mark(f"failed_{self._ranks.rank}", {})
+                told = {"error": str(error), "is_final": isinstance(error, TrinityError)}
+                self._mark(FAILED.format(self._ranks.rank), told)
