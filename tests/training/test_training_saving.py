@@ -124,9 +124,9 @@ def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers:
     folder.mkdir()
     with writers[0].start(2, folder, [0, 0], 0, all_written.append):
         pass
-    (folder / "1.pt").mkdir()
+    (folder / "actor").write_text("a file in the place of a folder")
     with writers[1].start(2, folder, [0, 0], 0, all_written.append) as copying:
-        copying.small["1.pt"] = b"a folder is in its place"
+        copying.small["actor/1.pt"] = b"1"
     for writer in writers:
         with pytest.raises(TrinityError, match=r"writing .*1\.pt"):
             writer.wait()
