@@ -81,7 +81,8 @@ class Learner:
         )
         dynamic = settings.use_dynamic_bsz
         rows = None if dynamic else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, fast_paths.packing)
+        rows_per_unit, largest_mask = self.objective.policy_loss.rows_per_unit, fast_paths.largest_mask
+        self.cut = Cut(settings.max_tokens, rows, rows_per_unit, fast_paths.packing, largest_mask)
         rows = None if dynamic else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 

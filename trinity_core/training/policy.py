@@ -16,6 +16,7 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
+from trinity_core.training.batching import LARGEST_MASK
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.packing import ATTENTION, Packed, attention
 
@@ -39,6 +40,11 @@ class FastPaths:
     """Logits are the output embedding applied to the last hidden state, so the head can be computed here."""
     by_length: bool = False
     """A kernel takes packed sequences by their lengths, so attention needs no mask."""
+
+    @property
+    def largest_mask(self) -> int | None:
+        """Elements beyond which rows do not share prompts; None where there is no mask."""
+        return None if self.by_length else LARGEST_MASK
 
 
 class Backbone(nn.Module):
