@@ -63,7 +63,7 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
         found = torch.load(folder / "actor/model.pt", weights_only=True, mmap=True)
         assert torch.equal(found["a"], expected) and torch.equal(found["b"], mixed) and found["c"].shape == (0, 3)
         assert {name: entry_of(folder / name) for name in entries} == entries and len(entries) == 3
-    assert len(writer._segments) == 2, "memory is used again"
+    assert len(writer._segments) <= 2, "memory is used again"
     worker = writer._worker
     assert (worker is not None) is (largest > 0)
     assert worker is None or psutil.Process(worker.process.pid).nice() == 19
