@@ -66,7 +66,7 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
     assert len(writer._segments) <= 2, "memory is used again"
     worker = writer._worker
     assert (worker is not None) is (largest > 0)
-    assert worker is None or psutil.Process(worker.process.pid).nice() == 19
+    assert worker is None or psutil.Process(worker.process.pid).nice() > psutil.Process().nice()
     writer.close()
     assert worker is None or not worker.alive
 

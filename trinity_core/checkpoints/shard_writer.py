@@ -1,6 +1,6 @@
 """Writes the files of a trainer's checkpoints, in a process of its own from memory that both have mapped.
 
-The process computes when nothing else does, needs no interpreter lock of the trainer's, and gives no checkpoint its
+The process leaves the cores to the trainer, needs no interpreter lock of the trainer's, and gives no checkpoint its
 name: that is done by the trainer, which holds the run's lock.
 """
 
