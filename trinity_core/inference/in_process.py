@@ -8,6 +8,7 @@ two steps, so weights change between tokens, never within one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -166,6 +167,7 @@ class InProcessEngine(Engine):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            gc.freeze()  # vLLM collects garbage seven times while it starts (2 s of a core)
             began = time.perf_counter()
             engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
