@@ -56,7 +56,7 @@ class Savepoints:
         else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises
         the error with which that could not be written.
         """
-        self.writer.wait()
+        self.writer.until_written()
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         converts = learner.settings.save_huggingface in (("always", "last") if last else ("always",))

@@ -75,9 +75,9 @@ class CheckpointWriter:
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written."""
         if self.failed:
-            self.wait()
+            self.until_written()
 
-    def wait(self, seconds: float = WRITE_SECONDS) -> None:
+    def until_written(self, seconds: float = WRITE_SECONDS) -> None:
         """Wait for the last checkpoint to be whole. Raises its error; TransientFault if that takes too long."""
         if self._written is None:
             return
@@ -108,9 +108,9 @@ class CheckpointWriter:
         return copying
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, end the process and give the memory back. Raises as `wait`."""
+        """Wait for the checkpoint that is being written, end the process and give the memory back. Raises as `until_written`."""
         try:
-            self.wait()
+            self.until_written()
         finally:
             self._end()
 
