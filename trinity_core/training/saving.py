@@ -108,7 +108,10 @@ class CheckpointWriter:
         return copying
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, end the process and give the memory back. Raises as `until_written`."""
+        """Wait for the checkpoint that is being written, end the process and give the memory back.
+
+        Raises what `until_written` raises.
+        """
         try:
             self.until_written()
         finally:
