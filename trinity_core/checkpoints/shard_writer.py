@@ -64,10 +64,13 @@ class ShardWriter:
         return entry_of(path)
 
     def convert(self, folder: str) -> None:
-        """Add the checkpoint in Hugging Face format. Raises TrinityError if it cannot be converted."""
+        """Add the checkpoint in Hugging Face format, an adapter merged into its base.
+
+        Raises TrinityError if it cannot be converted.
+        """
         from trinity_core.checkpoints.convert import convert
 
-        convert(Path(folder))
+        convert(Path(folder), merge=True)
 
 
 class ShardProcess(ShardWriter):
