@@ -11,7 +11,7 @@ from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher
-from trinity_core.training.saving import Copying, CheckpointWriter
+from trinity_core.training.saving import CheckpointWriter, Copying
 
 
 def save(learner: Learner, step: int, folder: Path) -> None:
