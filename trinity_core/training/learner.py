@@ -119,11 +119,12 @@ class Learner:
         metrics = batch_metrics(batch, step - 1)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
+            entropies = self._entropies(batch, micros)
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else []
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
-            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values)
+            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
         metrics |= advantage_metrics
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
@@ -153,6 +154,12 @@ class Learner:
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
+
+    def _entropies(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+        """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
+        if "entropies" not in self.objective.advantage_inputs:
+            return None
+        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
 
     def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
         if self.reference is None:
