@@ -23,7 +23,7 @@ from trinity_core.inference.requests import Request, Sample, SampleBatch, Weight
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
-from trinity_core.sync.parameter_check import RankDigests, verify_parameters
+from trinity_core.sync.parameter_check import RankDigests, verify_parameters, verify_unchanged
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.sync.weight_check import TOLERANCES, verify_weights
 from trinity_core.tracking.logs import Logged, start_log
@@ -52,6 +52,8 @@ class Engine(ABC):
         """Tokens of the samples that are complete."""
         self._checked: tuple[int, RankDigests] = (0, ())
         """The version that was checked last, and the digests of the parameters then."""
+        self._asleep: RankDigests | None = None
+        """While the engine sleeps: the digests of its parameters when it fell asleep."""
 
     async def start(self) -> float:
         """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
@@ -65,7 +67,24 @@ class Engine(ABC):
         began = time.perf_counter()
         with Logged(f"the start of an engine with {self.settings.model_path}", log):
             await self._start()
+            if self.settings.sleeps:
+                await self.sleep()
         return time.perf_counter() - began
+
+    async def sleep(self) -> None:
+        """Leave the GPU's memory to others until `wake`; requests in flight are aborted. Weights go to the machine's
+        memory, the KV cache is dropped."""
+        if self._asleep is None:
+            asleep = await self._parameter_digests()
+            await self._sleep()
+            self._asleep = asleep
+
+    async def wake(self) -> None:
+        """Take the GPU's memory back. Raises `WeightSyncError` if a parameter is not what it was before `sleep`."""
+        if self._asleep is not None:
+            await self._wake()
+            before, self._asleep = self._asleep, None
+            verify_unchanged(self.version, before, await self._parameter_digests())
 
     async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
         """Its settings, and if it is a Ray actor, the options of one that takes its place."""
@@ -156,6 +175,14 @@ class Engine(ABC):
     @abstractmethod
     async def _start(self) -> None:
         """Start vLLM; returns when it can generate."""
+
+    @abstractmethod
+    async def _sleep(self) -> None:
+        """Free the GPU's memory; on the CPU, refuse work from now on."""
+
+    @abstractmethod
+    async def _wake(self) -> None:
+        """Undo `_sleep`."""
 
     @abstractmethod
     async def _load(self, source: WeightSource, version: int) -> None:

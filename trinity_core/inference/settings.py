@@ -71,6 +71,9 @@ class EngineSettings:
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
     1 where nothing is left out. A CPU engine needs neither: see `seeded_sampler.SeededSampler`."""
 
+    sleeps: bool = False
+    """The engine starts asleep, and leaves the GPU to the trainer while it sleeps (`cluster.colocate`)."""
+
     @property
     def eager(self) -> bool:
         """Whether nothing is compiled."""
@@ -129,6 +132,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
+        sleeps=bool(config.cluster.colocate),
     )
 
 

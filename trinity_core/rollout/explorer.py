@@ -18,6 +18,7 @@ from trinity_core.config import Config
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
+from trinity_core.layout import JobLayout
 from trinity_core.rollout.dynamic_sampling import sample_step
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
@@ -27,6 +28,7 @@ from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -66,7 +68,10 @@ class Explorer:
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
         self._trainer: TrainerWatch | None = None
-        self._wait: VersionWait | AdmissionWait | StepSource | None = None
+        self._wait: VersionWait | AdmissionWait | StepSource | SharedGpu | None = None
+        lock = JobLayout(config.job_dir).gpu_lock
+        self._gpu = SharedGpu(lock, f"explorer {self.name}") if config.cluster.colocate else None
+        """Where the trainer shares the GPU of the engines, which sleep while this does not hold it."""
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -110,10 +115,12 @@ class Explorer:
                 try:
                     await asyncio.to_thread(self._start_over)
                     await loop(self)
+                    await self._release_gpu()
                     ends = store.finished if self._is_done else store.leave
                     await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
+                    await self._release_gpu()
                     log.warning("explorer %s starts over: %s", self.name, change)
         return await asyncio.to_thread(self._end)
 
@@ -144,6 +151,7 @@ class Explorer:
         what the engines started with.
         """
         await self.prepare()
+        await self._acquire_gpu(lambda: False)
         if path is not None:
             self._untouched = False
             await self._open.pool.load(WeightSource("folder", path), version)
@@ -197,12 +205,14 @@ class Explorer:
             yield self._step + 1
 
     async def version_due(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is synchronous. Waits for it, and for tasks of queues.
+        """The version that `step` uses if the explorer is synchronous. Waits for it, for tasks of queues, and where the
+        trainer shares the GPU, for that.
 
         None after `stop`, if the trainer has finished, and if a queue has ended.
         """
         version = await self.wait_for(self.due_version(step))
-        return version if version is None else await self._arrival(version)
+        version = version if version is None else await self._arrival(version)
+        return version if version is None or await self._acquire_gpu(self._is_over) else None
 
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
@@ -230,6 +240,7 @@ class Explorer:
             return 0
         self._state = f"waiting for version {version}"
         if not self.weights.has(version):
+            await self._release_gpu()
             await asyncio.to_thread(self._open.store.waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
         found = await self._waited(wait)
@@ -360,12 +371,16 @@ class Explorer:
         arriving = self._steps.arrival(self._is_over)
         if arriving is None:
             return version
-        await self.load(version)
+        if self._gpu is None:
+            await self.load(version)
+        await self._release_gpu()
         self._state = "serving" if self.config.mode == "serve" else "waiting for tasks"
         self._wait, self._used = self._steps, self._open.usage()
         waiting = arriving if self.is_synchronous else loading_meanwhile(arriving, self._load_newest)
         try:
-            return self.version or 0 if await waiting else None
+            if not await waiting:
+                return None
+            return version if self._gpu is not None else self.version or 0
         finally:
             self._wait = None
 
@@ -383,6 +398,29 @@ class Explorer:
                 return await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
         finally:
             self._wait = None
+
+    async def _acquire_gpu(self, is_over: Callable[[], bool]) -> bool:
+        """Wait for the trainer to leave the GPU, if it shares it, and wake the engines; False once `is_over()`."""
+        if self._gpu is None or self._gpu.held:
+            return True
+        self._state, self._wait, timeout = "waiting for the GPU", self._gpu, self.config.synchronizer.sync_timeout
+        try:
+            with self._records.spent("wait"):
+                acquire = asyncio.get_running_loop().run_in_executor
+                acquired = await acquire(DaemonThreads("gpu"), self._gpu.acquire, timeout, is_over)
+        finally:
+            self._wait = None
+        if acquired:
+            with self._records.spent("wake"):
+                await self._open.pool.wake()
+        return acquired
+
+    async def _release_gpu(self) -> None:
+        """Put the engines to sleep and let the trainer have the GPU, if it shares it."""
+        if self._gpu is not None and self._gpu.held:
+            with self._records.spent("sleep"):
+                await self._open.pool.sleep()
+            self._gpu.release()
 
     async def _load_newest(self) -> None:
         """Load the newest version in the middle of a step; the tokens sampled so far keep theirs."""

@@ -125,7 +125,13 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     warnings = (*notices(config), *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation has told stays in force, whichever method takes over on this machine.
     style = config.synchronizer.style
-    config = config.with_values({"synchronizer.sync_method": method, "synchronizer.sync_style": style})
+    config = config.with_values(
+        {
+            "synchronizer.sync_method": method,
+            "synchronizer.sync_style": style,
+            "cluster.colocate": placement.colocated,
+        }
+    )
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
     name = request.stage or request.kind or flow_of(config)

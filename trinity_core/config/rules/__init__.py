@@ -19,6 +19,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         algorithm.algorithm_rules,
         algorithm.model_rules,
         resources.cluster_rules,
+        resources.colocation_rules,
         experiences.batch_rules,
         tasks.task_rules,
         algorithm.sampling_rules,
