@@ -125,6 +125,8 @@ def place(config: Config, machine: Machine) -> Placement:
     auxiliary = tuple(each.tensor_parallel_size for each in models)
     others = sum(each.engine_num for each in models)
     colocated = bool(engines) and trains and colocates(config, total)
+    if config.cluster.colocate and config.is_synchronous and total > 1:
+        raise TrinityError(f"cluster.colocate is for one GPU, and the run has {total} GPUs: leave it out.")
     in_turn = (is_in_turn(config) or colocated) and bool(engines) and trains
     if not total:
         trainers = (config.trainer.worker_num or 1) if trains else 0

@@ -75,6 +75,8 @@ class ProcessEstimate:
     """Bytes of the machine's memory that one of them takes to read the model, before all else."""
     shared_memory: int = 0
     """Bytes in /dev/shm of all of them together."""
+    resting: tuple[Need, ...] = ()
+    """Of the GPU's memory, while the other side has it; only where they use it one at a time (`cluster.colocate`)."""
 
     @property
     def bytes(self) -> int | None:
@@ -95,7 +97,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
         memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free)
         process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
-        estimates.append(_on_gpu(process, policy, config.model.model_path))
+        estimates.append(_on_gpu(process, policy, config.model.model_path, placement.colocated))
     models = config.explorer.auxiliary_models if placement.auxiliary_gpus else ()
     for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
         settings = auxiliary_engine(config, model, placement.on_gpu)
@@ -109,11 +111,16 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     return estimates
 
 
-def _on_gpu(process: ProcessEstimate, settings: EngineSettings, model: str) -> ProcessEstimate:
-    """The same with what an engine on a GPU takes beside its share."""
-    shape = shape_of(model) if settings.on_gpu else None
+def _on_gpu(process: ProcessEstimate, settings: EngineSettings, model: str, sleeps: bool = False) -> ProcessEstimate:
+    """The same with what an engine on a GPU takes beside its share; `sleeps`: it leaves the GPU while others work."""
+    if not settings.on_gpu:
+        return process
+    shape = shape_of(model)
     least = () if shape is None else least_engine_needs(settings, shape)
-    return replace(process, least=least, host=(HOST_BASE,)) if settings.on_gpu else process
+    if not sleeps:
+        return replace(process, least=least, host=(HOST_BASE,))
+    asleep = (replace(least[1], what="weights while it sleeps"),) if least else ()
+    return replace(process, least=least, host=(HOST_BASE, *asleep), resting=(GPU_BASE,))
 
 
 def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
@@ -242,6 +249,7 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         host=host_needs(HOST_BASE, policy, critic, reference) if on_gpu else (),
         reading=policy.width * policy.parameters if on_gpu else 0,
         shared_memory=slots * policy.width * policy.parameters,
+        resting=(GPU_BASE,) if on_gpu and placement.colocated else (),
     )
 
 
@@ -254,6 +262,7 @@ def _trained(
     return TrainedModel(
         name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
         offloaded=settings.optimizer_offload, weights_offloaded=settings.param_offload,
+        colocated=placement.on_gpu and placement.colocated,
     )  # fmt: skip
 
 

@@ -151,6 +151,8 @@ class TrainedModel:
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
     weights_offloaded: bool = False
     """So are the weights that this worker keeps, under ZeRO 3."""
+    colocated: bool = False
+    """On a GPU: all of it moves to the machine's memory while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
     """It computes log-probs; a critic computes one value a token."""
 
@@ -194,6 +196,7 @@ class TrainedModel:
         """Of the machine's memory, for a worker on a GPU: what is offloaded, and copies for a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
+        offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
         copies = max(part, self.saved_at_once)
         return Need(f"{self.name} in host memory", offloaded + copies, f"{size(offloaded)} offloaded, copies to save")
 
@@ -305,5 +308,6 @@ def host_needs(
 ) -> tuple[Need, ...]:
     """What a worker on a GPU holds of the machine's memory, without what it publishes."""
     models = [policy, *([critic] if critic else [])]
-    kept = reference.width * reference.kept if reference is not None and reference.weights_offloaded else 0
+    moves = reference is not None and (reference.weights_offloaded or reference.colocated)
+    kept = reference.width * reference.kept if reference is not None and moves else 0
     return nonzero([base, *(each.on_host() for each in models), Need("reference weights", kept, "offloaded")])
