@@ -188,7 +188,7 @@ class EnginePool:
         return max(reports, key=lambda report: report.seconds)
 
     async def wake(self) -> None:
-        """Wake all engines; a lost one is replaced. Raises `WeightSyncError` if one has not what it fell asleep with."""
+        """Wake all engines; a lost one is replaced. Raises what `Engine.wake` raises."""
         await asyncio.gather(*(self._wake(slot) for slot in self._slots))
         self._awake.set()
 

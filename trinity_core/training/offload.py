@@ -79,4 +79,3 @@ def _link(engine: TrainingEngine) -> None:
     zero._hp_optimizer_states_linked = False
     if engine.optimizer.state:
         zero._lazy_init_hp_params_optimizer_state()
-

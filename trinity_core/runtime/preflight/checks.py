@@ -293,8 +293,8 @@ def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -
         wanted = (process.bytes or 0) + resting
         if (process.bytes or 0) <= gpu_memory < wanted:
             yield (
-                f"the {process.kind} needs about {size(wanted)} of the GPU's memory in its turn (cluster.colocate), and "
-                f"a GPU has {size(gpu_memory)}: {_parts(process.memory or ())}, {size(resting)} the other side."
+                f"the {process.kind} needs about {size(wanted)} of the GPU's memory in its turn (cluster.colocate), "
+                f"and a GPU has {size(gpu_memory)}: {_parts(process.memory or ())}, {size(resting)} the other side."
             )
 
 
