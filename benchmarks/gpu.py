@@ -1,7 +1,7 @@
 """What only a GPU can show, in one call of at most 9 minutes, by the project's own functions.
 
-Each part is a process with a limit of its own, which writes OUT/PART.json at once, also when it fails. A part that lacks
-a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
+Each part is a process with a limit of its own, which writes OUT/PART.json at once, also when it fails. A part that
+lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
 
     python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
     python benchmarks/gpu.py --engine             engine and push as well: vLLM
@@ -187,7 +187,7 @@ def attention_times(scale: Scale) -> Result:
     from trinity_core.training.packing import attention
 
     rows = random_rows(scale, 400)
-    _, repeats, before, after = scale.rows
+    before, after = scale.rows[2:]
     device, dtype = scale.device, torch.float32 if scale.device.type == "cpu" else torch.bfloat16
     heads, kv_heads, channels, length = scale.model.heads, scale.model.key_value_heads, 64, before + after
     packed = build_micro(rows, range(len(rows)), after).to(device, dtype).inputs

@@ -135,7 +135,8 @@ class Engine(ABC):
             self._checked = (version, ranks)
         if (check := versions.check(version)) is None:
             return None
-        tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
+        engine = "fp8" if self.settings.is_lossy else self.settings.compute_dtype
+        tolerance = max(check.allowed, TOLERANCES[engine])
         return verify_weights(check, await self.score(check.tokens), tolerance)
 
     @abstractmethod

@@ -51,7 +51,8 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     }
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
-    return arguments | (_gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings))
+    arguments |= _gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings)
+    return arguments | dict(settings.extra_engine_args)
 
 
 def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:

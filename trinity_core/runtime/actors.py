@@ -61,7 +61,7 @@ def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[A
     """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
 
     Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
-    GPUs nothing is kept: it would hold memory that another stage needs. Nor are engines that sleep: others load at once.
+    GPUs nothing is kept: it would hold memory that another stage needs. Engines that sleep are not kept either.
     """
     if placement.on_gpu or placement.colocated or not cluster.shared:
         return []

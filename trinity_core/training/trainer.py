@@ -25,6 +25,7 @@ from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.offload import fits_beside_engine
 from trinity_core.training.publish import Publisher
+from trinity_core.training.rollout_gap import check_first_gap
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource
 
@@ -97,6 +98,8 @@ class Trainer:
         progress.state = "training"
         step = progress.step + 1
         progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
+        if step == 1:
+            check_first_gap(progress.metrics, self._config, self.ranks.device.type == "cuda")
         progress.step = step
 
     def publish_if_due(self) -> None:

@@ -28,6 +28,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         resources.synchronizer_rules,
         resources.staleness_rules,
         explorer.auxiliary_rules,
+        explorer.engine_argument_rules,
         explorer.external_rules,
         explorer.openai_api_rules,
         _serve,

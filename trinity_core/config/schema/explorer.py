@@ -51,6 +51,8 @@ class RolloutModelConfig(Section):
     """Sequences an engine works on at once."""
     enable_prefix_caching: Flag = True
     """Keep the KV cache of prompts that requests share."""
+    extra_engine_args: Args = EMPTY
+    """Further arguments of vLLM's engine, of a list of those that leave rollouts right, such as `quantization: fp8`."""
     enable_history: Flag = False
     """Record every model call as an experience, to be taken by the workflow; also what goes through the OpenAI API."""
     enable_openai_api: Flag = False
