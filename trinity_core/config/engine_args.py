@@ -44,10 +44,13 @@ SAFE: Mapping[str, EngineArg] = {
 NGRAM = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
 """Of `speculative_config` beside `method`, all int."""
 OWN = {
-    "model": "model.model_path", "max_model_len": "model.max_model_len", "hf_overrides": "the trainer's override_config",
-    "trust_remote_code": "model.trust_remote_code", "kv_cache_memory_bytes": "explorer.rollout_model.kv_cache_gib",
-    "enable_sleep_mode": "cluster.colocate", "weight_transfer_config": "synchronizer.sync_method",
-}  # fmt: skip
+    "model": "model.model_path",
+    "max_model_len": "model.max_model_len",
+    "trust_remote_code": "model.trust_remote_code",
+    "kv_cache_memory_bytes": "explorer.rollout_model.kv_cache_gib",
+    "enable_sleep_mode": "cluster.colocate",
+    "weight_transfer_config": "synchronizer.sync_method",
+}
 """Arguments that follow from settings of other names."""
 REASONS = {
     "logprobs_mode": "the trainer's log-probs are those of the temperature, and so must the engine's be.",
