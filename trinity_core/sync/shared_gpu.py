@@ -42,9 +42,12 @@ class SharedGpu:
         """What is waited for, in words; empty if nothing is."""
         return self._wait.text if self._wait else ""
 
-    def acquire(self, timeout: float, is_over: Callable[[], bool]) -> bool:
+    def acquire(
+        self, timeout: float, is_over: Callable[[], bool], tell: Callable[[str], None] = lambda text: None
+    ) -> bool:
         """Blocks until this side holds the GPU; False once `is_over()`: there is no need for it any more.
 
+        `tell` is told now and then what is waited for, in words, and "" at the end.
         Raises `TransientFault`, which names the holder, after `timeout` seconds (`synchronizer.sync_timeout`).
         """
         if self.held:
@@ -63,13 +66,14 @@ class SharedGpu:
                         look = elapsed + LOOK_SECONDS
                         if is_over():
                             return False
-                        self._wait.note(f"{_holder(lock)} has it")
+                        tell(self._wait.note(f"{_holder(lock)} has it"))
                 raise TransientFault(
                     f"the {self._side} waited {timeout:g} s (synchronizer.sync_timeout) for the GPU, which "
                     f"{_holder(lock)} has not given up"
                 )
             finally:
                 self._wait = None
+                tell("")
                 if self._lock is not lock:
                     lock.close()
 

@@ -171,7 +171,7 @@ class Trainer:
         """The batch of `step` on every rank; None: stop."""
         if any_rank(self.stopping.is_set(), self.ranks):
             return None
-        drawn = self.source.draw(step, self._while_waiting, self._tell) if self.source is not None else None
+        drawn = self.source.draw(step, self._without_batch, self._tell) if self.source is not None else None
         self.progress.waits = ""
         if self.ranks.world_size == 1:
             return drawn
@@ -181,7 +181,7 @@ class Trainer:
         message = broadcast_bytes(None, self.ranks)
         return from_bytes(message) if message else None
 
-    def _while_waiting(self) -> bool:
+    def _without_batch(self) -> bool:
         """Asked again and again while there is no batch: True if none is waited for any more."""
         self._release_gpu()
         return self.stopping.is_set()
@@ -191,7 +191,7 @@ class Trainer:
         if self._gpu is None or self._gpu.held:
             return True
         with self._timer.part("wait"):
-            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self.stopping.is_set)
+            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self.stopping.is_set, self._tell)
         if acquired and self._is_offloaded:
             with self._timer.part("reload"):
                 self.learner.reload()
