@@ -58,7 +58,7 @@ def test_ten_kills_lose_nothing_and_change_no_weight(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_death_keeps_the_other_side_from_a_shared_gpu(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """Engine and trainer take turns (on the CPU nothing moves). Each side dies, most likely with the GPU in its hands."""
+    """Engine and trainer take turns (on the CPU nothing moves). Each side dies, most likely while it has the GPU."""
     kills = [Kill("trainer", 1, "syncing"), Kill("engine", 2, delay=0.2), Kill("explorer", 3, delay=0.1)]
     turns = ("cluster.colocate=true", "synchronizer.sync_interval=2", "synchronizer.sync_timeout=120")
     with ChaosRun(tmp_path, tiny_folders.model, tiny_folders.data, 6, overrides=turns) as run:
