@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import policy_engine
-from trinity_core.runtime.placement import Machine, components_of, flow_of, place, sync_method, threads, weakest
+from trinity_core.runtime.placement import (
+    Machine,
+    components_of,
+    flow_of,
+    place,
+    runners,
+    sync_method,
+    threads,
+    weakest,
+)
 
 TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
 
@@ -109,6 +118,13 @@ def test_on_a_single_gpu_engine_and_trainer_take_turns() -> None:
         place(asked, Machine(8, 2))
     assert place(asked, none).colocated and policy_engine(asked, on_gpu=True).sleeps
     assert not place(asked.with_values({"mode": "bench"}), one).colocated, "there is no trainer"
+
+
+def test_a_gpu_engine_gets_as_many_workflows_as_fill_it() -> None:
+    gpu, cpu = (place(configured(), Machine(8, gpus)) for gpus in (2, 0))
+    assert runners(configured(), gpu) == 256 // 4 and runners(configured(), cpu) == 8
+    assert runners(configured(explorer={"runner_per_model": 3}), gpu) == 3
+    assert runners(configured(explorer={"rollout_model": {"max_num_seqs": 4}}), gpu) == 8
 
 
 def test_supervised_runs_use_no_engine() -> None:

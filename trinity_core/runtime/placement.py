@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.config.resolve import most_repeats
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
@@ -203,6 +204,15 @@ def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
             f"sync_method {asked} means {instead}: {route}."
         )
     return asked, ""
+
+
+def runners(config: Config, placement: Placement) -> int:
+    """Workflows that run at once for each engine: those given, or on a GPU as many as fill `max_num_seqs`."""
+    explorer = config.explorer
+    if not placement.on_gpu or config.written("explorer.runner_per_model") is not None:
+        return explorer.runner_per_model
+    repeats = most_repeats(config.buffer, config.algorithm)
+    return max(explorer.runner_per_model, explorer.rollout_model.max_num_seqs // repeats)
 
 
 def _gpus_per_node(config: Config, machine: Machine) -> int:

@@ -114,7 +114,7 @@ class ExplorerConfig(Section):
     name: str = "explorer"
     """Name of the explorer; explorers that share a run need different ones."""
     runner_per_model: Count = 8
-    """Workflows that run at once for each engine."""
+    """Workflows that run at once for each engine; where it is not given, on a GPU as many as fill `max_num_seqs`."""
     max_timeout: Seconds = 900.0
     """Time a workflow may take."""
     max_retry_times: Natural = 2
