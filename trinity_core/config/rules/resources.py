@@ -98,7 +98,7 @@ def cluster_rules(config: Config) -> Iterator[Finding]:
         )
     elif config.mode == "both" and engines == total and not shares_a_gpu(config, total):
         message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
-        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, rests_on)
+        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, (*rests_on, COLOCATE))
     elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:
         workers = config.trainer.worker_num
         message = f"asks for {workers} GPUs, but the engines leave {total - engines} of {total}."
