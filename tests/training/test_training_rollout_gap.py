@@ -24,7 +24,7 @@ FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "clust
     ],
 )
 def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausible, implausible):
-    config = make_config(mode="both", synchronizer__sync_method="memory", **overrides)
+    config = make_config(**overrides)
     check_first_gap({"rollout_gap/mean": plausible, "staleness/max": 0.0}, config, on_gpu)
     with pytest.raises(TrinityError, match="max_rollout_gap"):
         check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, config, on_gpu)

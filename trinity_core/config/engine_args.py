@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.config.findings import Code
 from trinity_core.spelling import closest
 
 
@@ -66,7 +67,7 @@ REASONS = {
 }
 
 
-def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, str, str, str]]:
+def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, Code, str, str]]:
     """(argument, code, why it cannot be given, what was probably meant) for each that cannot.
 
     `own` are the names that the section itself has; `on_cpu`: the engine is known to run on the CPU.
