@@ -324,7 +324,7 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
         settle(ranks.device)
         out["reload_s"] = time.perf_counter() - began
         out["metrics_after"] = {
-            k: v for k, v in learner.step(rows, 4).items() if k in ("actor/loss", "actor/grad_norm")
+            k: v for k, v in learner.step(rows, 4).items() if k in ("actor/pg_loss", "actor/grad_norm")
         }
     return out
 
