@@ -160,7 +160,7 @@ def test_a_value_that_asks_for_nothing_is_dropped(override: str) -> None:
 
 CORRECTED = "algorithm.rollout_correction"
 REFUSED = [
-    ("model.lora_configs=[{lora_rank: 8}]", "model.lora_configs", "there are no LoRA adapters"),
+    (f"{VERL}.critic.model.lora_rank=8", f"{VERL}.critic.model.lora_rank", "it has no adapter"),
     ("model.tinker={enable: true, rank: 16}", "model.tinker.enable", "not by Tinker"),
     ("model.rope_scaling={type: yarn}", "model.rope_scaling", "in the model folder's config.json"),
     ("model.repetition_penalty=1.1", "model.repetition_penalty", "as the trainer's log-probs are"),

@@ -21,6 +21,7 @@ OPTIMIZER_OFFLOAD = {"trainer__trainer_config__actor_rollout_ref__actor__fsdp_co
         {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16"},
         {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16", **OPTIMIZER_OFFLOAD},
         {"algorithm": "ppo"},
+        {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16", "model__lora_configs": "[{name: a, lora_rank: 4}]"},
     ],
 )
 def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides):

@@ -158,11 +158,11 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
     from trinity_core.sync.checkpoint import CheckpointVersions
     from trinity_core.sync.versions import VersionPublisher
     from trinity_core.sync.weight_check import WeightCheck
-    from trinity_core.training.publish import trainer_rank
+    from trinity_core.training.publish import PolicyWeights, trainer_rank
     from trinity_core.training.state import weights
 
     versions = CheckpointVersions(folder)
-    rank = trainer_rank(trained.engine, trained.ranks, lambda version: True, lambda: False)
+    rank = trainer_rank(PolicyWeights(trained.engine), trained.ranks, lambda version: True, lambda: False)
     VersionPublisher(versions, rank).publish(1, WeightCheck((1, 2), (-1.0,)))
     loaded = dict(versions.load(1))
     assert torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"])

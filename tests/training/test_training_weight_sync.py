@@ -41,6 +41,7 @@ class TrainingEngine:
         lm.norm.register_buffer("bias_of_router", torch.ones(2, dtype=torch.float64))
         lm.norm.register_buffer("worked_out", torch.ones(2), persistent=False)
         self.settings = SimpleNamespace(zero_stage=0, dtype=torch.float32)
+        self.adapter = None
 
 
 class Sender:
@@ -63,7 +64,7 @@ def versions(tmp_path: Path) -> PushedVersions:
 
 
 def rank_zero(explorers_wait: Any = lambda version: True, stopping: Any = lambda: False, engine: Any = None):
-    return trainer_rank(engine or TrainingEngine(), ALONE, explorers_wait, stopping)
+    return trainer_rank(PolicyWeights(engine or TrainingEngine()), ALONE, explorers_wait, stopping)
 
 
 def pushing(

@@ -57,7 +57,7 @@ REASONS = {
     "logprobs_mode": "the trainer's log-probs are those of the temperature, and so must the engine's be.",
     "skip_tokenizer_init": "engines see token ids alone; texts are decoded once, by the explorer.",
     "worker_extension_cls": "it is how weights reach the engine.",
-    "enable_lora": "engines load whole weights.",
+    "enable_lora": "it follows from model.lora_configs.",
     "load_format": "weights come from the model's folder, and then from the trainer.",
     "cpu_offload_gb": "weights that are not on the GPU cannot be replaced by those of the trainer.",
     "distributed_executor_backend": "it follows from tensor_parallel_size.",

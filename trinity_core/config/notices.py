@@ -30,7 +30,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """A notice for each setting without effect in this run, and for each that another one changes."""
-    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed)
+    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -77,6 +77,9 @@ def _unread(config: Config) -> list[str]:
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
         "algorithm.rollout_correction": _bypasses_in_vain(config),
+        "model.lora_configs[0].lora_dropout": config.model.lora is not None
+        and config.model.lora.lora_dropout > 0
+        and not config.is_supervised,
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
             f"{AUXILIARY}.{key}": config.is_supervised and auxiliary.share is None
@@ -310,3 +313,14 @@ def _pushed(config: Config) -> Iterator[Finding]:
         "trainer_driven. Other methods leave it to the explorer."
     )
     yield _notice("synchronizer.sync_style", "changed", message)
+
+
+def _merged(config: Config) -> Iterator[Finding]:
+    merges = config.model.lora is not None and config.engine_adapter is None and config.cluster.gpu_per_node != 0
+    if config.mode != "both" or config.is_supervised or not merges:
+        return
+    message = (
+        f"With sync_method {config.synchronizer.sync_method} engines get whole weights, into which the adapter is "
+        "merged; with memory or checkpoint they get the adapter alone."
+    )
+    yield _notice("synchronizer.sync_method", "info", message)

@@ -52,7 +52,7 @@ def resolve(config: Config) -> Config:
             "buffer": _buffer(config.buffer, algorithm, model, steps),
             "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary}),
             "trainer": _trainer(config.trainer, steps),
-            "synchronizer": _synchronizer(config.synchronizer, config.mode),
+            "synchronizer": _synchronizer(config.synchronizer, config),
         }
     )
 
@@ -254,8 +254,9 @@ def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
     return trainer.model_copy(update=update)
 
 
-def _synchronizer(synchronizer: SynchronizerConfig, mode: str) -> SynchronizerConfig:
-    method = synchronizer.sync_method or default_sync_method(mode)
+def _synchronizer(synchronizer: SynchronizerConfig, config: Config) -> SynchronizerConfig:
+    several, adapter = config.cluster.node_num > 1, config.model.lora is not None
+    method = synchronizer.sync_method or default_sync_method(config.mode, several, adapter)
     return synchronizer.model_copy(update={"sync_method": method})
 
 

@@ -60,6 +60,14 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class _OrOne:
+    """One name may be written in place of a list of names."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string"}]}
+
+
+@dataclass(frozen=True)
 class _Derived:
     """The setting may be null or left out, and is then filled by `resolve`."""
 
@@ -94,6 +102,10 @@ def _entries(value: Any) -> Any:
     return () if value is None else value
 
 
+def _names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _entries(value)
+
+
 def _keys(value: Any) -> Any:
     return {} if value is None else value
 
@@ -116,6 +128,8 @@ Integer = Annotated[int, BeforeValidator(_whole), Strict()]
 Number = Annotated[float, BeforeValidator(_number), Strict()]
 Many = Annotated[tuple[T, ...], BeforeValidator(_entries)]
 """A list; null means an empty one."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), _OrOne()]
+"""A list of names; one alone may stand without brackets."""
 Named = Annotated[dict[str, T], BeforeValidator(_keys), AfterValidator(FrozenDict)]
 """Entries by name; null means none."""
 EMPTY: FrozenDict[Any] = FrozenDict()

@@ -18,8 +18,8 @@ from trinity_core.config import Config
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
-from trinity_core.layout import JobLayout
 from trinity_core.rollout.dynamic_sampling import sample_step
+from trinity_core.rollout.gpu_turn import GpuTurn
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
@@ -28,7 +28,6 @@ from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import SyncSchedule
-from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -68,10 +67,7 @@ class Explorer:
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
         self._trainer: TrainerWatch | None = None
-        self._wait: VersionWait | AdmissionWait | StepSource | SharedGpu | None = None
-        lock = JobLayout(config.job_dir).gpu_lock
-        self._gpu = SharedGpu(lock, f"explorer {self.name}") if config.cluster.colocate else None
-        """Where the trainer shares the GPU of the engines, which sleep while this does not hold it."""
+        self._wait: VersionWait | AdmissionWait | StepSource | GpuTurn | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -82,6 +78,7 @@ class Explorer:
         self._state = "starting"
         self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
+        self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
         """What engines and verifiers had done when a wait for rollouts began."""
@@ -115,12 +112,12 @@ class Explorer:
                 try:
                     await asyncio.to_thread(self._start_over)
                     await loop(self)
-                    await self._release_gpu()
+                    await self._turn.end(self._open.pool)
                     ends = store.finished if self._is_done else store.leave
                     await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
-                    await self._release_gpu()
+                    await self._turn.end(self._open.pool)
                     log.warning("explorer %s starts over: %s", self.name, change)
         return await asyncio.to_thread(self._end)
 
@@ -151,7 +148,7 @@ class Explorer:
         what the engines started with.
         """
         await self.prepare()
-        await self._acquire_gpu(lambda: False)
+        await self._turn.begin(self._open.pool, lambda: False)
         if path is not None:
             self._untouched = False
             await self._open.pool.load(WeightSource("folder", path), version)
@@ -212,7 +209,13 @@ class Explorer:
         """
         version = await self.wait_for(self.due_version(step))
         version = version if version is None else await self._arrival(version)
-        return version if version is None or await self._acquire_gpu(self._is_over) else None
+        if version is not None and self._turn.is_over:
+            self._state, self._wait = "waiting for the GPU", self._turn
+            try:
+                version = version if await self._turn.begin(self._open.pool, self._is_over) else None
+            finally:
+                self._wait = None
+        return version
 
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
@@ -240,7 +243,7 @@ class Explorer:
             return 0
         self._state = f"waiting for version {version}"
         if not self.weights.has(version):
-            await self._release_gpu()
+            await self._turn.end(self._open.pool)
             await asyncio.to_thread(self._open.store.waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
         found = await self._waited(wait)
@@ -371,16 +374,16 @@ class Explorer:
         arriving = self._steps.arrival(self._is_over)
         if arriving is None:
             return version
-        if self._gpu is None:
+        if not self._turn.is_shared:
             await self.load(version)
-        await self._release_gpu()
+        await self._turn.end(self._open.pool)
         self._state = "serving" if self.config.mode == "serve" else "waiting for tasks"
         self._wait, self._used = self._steps, self._open.usage()
         waiting = arriving if self.is_synchronous else loading_meanwhile(arriving, self._load_newest)
         try:
             if not await waiting:
                 return None
-            return version if self._gpu is not None else self.version or 0
+            return version if self._turn.is_shared else self.version or 0
         finally:
             self._wait = None
 
@@ -398,29 +401,6 @@ class Explorer:
                 return await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
         finally:
             self._wait = None
-
-    async def _acquire_gpu(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for the trainer to leave the GPU, if it shares it, and wake the engines; False once `is_over()`."""
-        if self._gpu is None or self._gpu.held:
-            return True
-        self._state, self._wait, timeout = "waiting for the GPU", self._gpu, self.config.synchronizer.sync_timeout
-        try:
-            with self._records.spent("wait"):
-                acquire = asyncio.get_running_loop().run_in_executor
-                acquired = await acquire(DaemonThreads("gpu"), self._gpu.acquire, timeout, is_over)
-        finally:
-            self._wait = None
-        if acquired:
-            with self._records.spent("wake"):
-                await self._open.pool.wake()
-        return acquired
-
-    async def _release_gpu(self) -> None:
-        """Put the engines to sleep and let the trainer have the GPU, if it shares it."""
-        if self._gpu is not None and self._gpu.held:
-            with self._records.spent("sleep"):
-                await self._open.pool.sleep()
-            self._gpu.release()
 
     async def _load_newest(self) -> None:
         """Load the newest version in the middle of a step; the tokens sampled so far keep theirs."""

@@ -2,7 +2,8 @@
 
 `actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
 one rank (those of `optim_…` also in further files, `…_part_2.pt`); `extra_state_…` holds the rank's random states;
-`trainer_state.json` holds the rest. Files are loaded with `weights_only`, so no code in them can run.
+`trainer_state.json` holds the rest. Of a policy with an adapter those are the adapter's tensors alone, and
+`actor/lora_adapter/adapter_config.json` describes it. Files are loaded with `weights_only`, so no code in them can run.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trinity_core.adapters import read_config, write_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.errors import DataError, on_failure
 from trinity_core.files import clear_errors, when_room
-from trinity_core.layout import shard_name
+from trinity_core.layout import ADAPTER, shard_name
 from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
+from trinity_core.training.lora import refuse_other_adapter
 from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
 
 PIECE_BYTES = 2 << 30
@@ -79,6 +82,8 @@ def save(
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
         state = TrainerState(step, counts, learner.objective.state(), asdict(began) if began else {})
+        if learner.adapter is not None:
+            write_config(learner.adapter.config, folder / "actor" / ADAPTER)
         text = json.dumps(asdict(state), indent=1) + "\n"
         when_room(lambda: (folder / STATE).write_text(text), folder)
 
@@ -145,7 +150,12 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:
-    """Restore the state in `folder`, written by any number of workers. Collective."""
+    """Restore the state in `folder`, written by any number of workers. Collective.
+
+    Raises DataError for a checkpoint of another adapter, or of none.
+    """
+    saved = folder / "actor" / ADAPTER
+    refuse_other_adapter(read_config(saved) if saved.exists() else None, learner.adapter, folder)
     state = TrainerState(**json.loads((folder / STATE).read_text()))
     zero_losses = learner.zero_losses()
     for part, engine in engines_by_folder(learner).items():

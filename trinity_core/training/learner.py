@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.objective import Objective
+from trinity_core.checkpoints.beginning import model_name
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
@@ -25,6 +26,7 @@ from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 from trinity_core.training.loading import fast_paths_on_first, load_on_first
+from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.nonfinite import step_in_error
 from trinity_core.training.policy import (
@@ -52,7 +54,9 @@ class Learner:
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
-        lm = self._load(config)
+        lm, lora = self._load(config), config.model.lora
+        base = model_name(config.model.model_path)
+        self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
         if stage < 3:
             lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
         fast_paths = fast_paths_on_first(lm, ranks)
@@ -62,9 +66,11 @@ class Learner:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = TrainingEngine(Policy(lm, fast_paths), engine_settings, ranks)
-        self.reference = None
-        if self.objective.needs_reference:
+        self.engine = TrainingEngine(Policy(lm, fast_paths), engine_settings, ranks, self.adapter)
+        self.reference: FrozenModule | BaseAlone | None = None
+        if self.objective.needs_reference and self.adapter is not None:
+            self.reference = BaseAlone(self.engine)
+        elif self.objective.needs_reference:
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
             self.reference = FrozenModule(self._load_reference(config, fast_paths), offloaded, ranks)
         self.critic = (
@@ -92,6 +98,8 @@ class Learner:
         overrides = self.settings.model_overrides
         longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
         load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
+            return load(quantized=in_4_bits(self.dtype, self.ranks.device))
         return load_on_first(load, self.ranks)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
@@ -134,7 +142,7 @@ class Learner:
         """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
         for engine in self._engines():
             offload.offload(engine)
-        if self.reference is not None:
+        if isinstance(self.reference, FrozenModule):
             offload.move(self.reference, to_host=True)
         offload.free_cached(self.ranks.device)
 
@@ -142,7 +150,7 @@ class Learner:
         """Undo `offload`."""
         for engine in self._engines():
             offload.reload(engine)
-        if self.reference is not None:
+        if isinstance(self.reference, FrozenModule):
             offload.move(self.reference, to_host=False)
 
     def _engines(self) -> list[TrainingEngine]:

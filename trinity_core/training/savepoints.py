@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_reference
+from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
@@ -52,7 +52,7 @@ class Savepoints:
         barrier(self.ranks)
         if self.ranks.first:
             if learner.settings.save_huggingface in (("always", "last") if last else ("always",)):
-                convert(temporary)
+                convert(temporary, merge=True)
             commit(self.layout, step, temporary, self.keep, self._best())
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=self.began.model)
         barrier(self.ranks)
@@ -73,11 +73,13 @@ class Savepoints:
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.
 
-        Raises TrinityError if the run began with another model than the reference that the learner has loaded.
+        Raises TrinityError if the run began with another model than the learner has loaded, and that is its reference
+        or the base of its adapter; DataError if the checkpoint holds another adapter.
         """
         began = recorded_beginning(self.layout, step) or self.began
-        if learner.reference is not None and began.differs(self.began):
-            refuse_other_reference(began, self.config.model.model_path, self.layout.root)
+        needs_it = learner.adapter is not None or learner.reference is not None
+        if needs_it and began.differs(self.began):
+            refuse_other_model(began, self.config.model.model_path, self.layout.root, learner.adapter is not None)
         checkpoint.load(learner, self.layout.step(step))
         self.began = began if began.differs(self.began) or began.digest else self.began
 

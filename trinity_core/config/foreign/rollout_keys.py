@@ -148,7 +148,7 @@ BUFFER: Keys = {
 
 ONE_GPU_GROUP = refused("an engine's GPUs share its tensors: use tensor_parallel_size, and engine_num for more.", 1)
 AT_ONCE = noted("The rollouts of a task run at once, each by a runner of its own.", None, "asynchronous")
-NO_LORA = noted("Engines load whole weights.", False, {}, [])
+ADAPTERS = noted("Engines hold the adapter of model.lora_configs.", False, True, {}, [])
 STATED = noted("A server starts with the run and ends with it.")
 
 
@@ -220,7 +220,7 @@ ENGINE: Keys = {
     "enable_return_routed_experts": refused("the experts' choice is not replayed in training.", False),
     "weight_sync_buffer_size": noted("Weights are sent tensor by tensor."),
     **same(
-        NO_LORA,
+        ADAPTERS,
         "enable_lora enable_runtime_lora_updating lora_modules lora_kwargs",
     ),
     **same(

@@ -29,7 +29,7 @@ AGENT = refused(
     "no model chooses the operators; list them under data_processor.task_pipeline.operators (data_juicer is one)."
 )
 AGENTS = noted("No model chooses the operators.")
-LORA = refused("all weights are trained: there are no LoRA adapters; leave this out.", [], False)
+ENGINES_ADAPTER = noted("Each engine holds one adapter.", False, 0, 1)
 ROPE = refused("change it in the model folder's config.json, which the engines and the trainer both read.")
 
 
@@ -96,7 +96,7 @@ RUN: Keys = {
 MODEL: Keys = {
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
     "repetition_penalty": refused("rollouts are sampled without one, as the trainer's log-probs are.", 1.0, 1),
-    **same(LORA, "lora_configs fully_sharded_loras max_cpu_loras"),
+    **same(ENGINES_ADAPTER, "fully_sharded_loras max_cpu_loras"),
     "rope_scaling": ROPE,
     "rope_theta": ROPE,
     "max_token_len": moved("max_model_len"),
@@ -335,9 +335,22 @@ TRAINER: Keys = {
 }
 
 
+LORA: Keys = {
+    "rank": moved("lora_rank"),
+    "r": moved("lora_rank"),
+    "alpha": moved("lora_alpha"),
+    "dropout": moved("lora_dropout"),
+    "base_model_name": noted("The adapter belongs to model.model_path."),
+    "lora_dtype": noted(
+        "Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"
+    ),
+    "dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
+    "is_dummy": SILENT,
+}
 KEYS: Mapping[type[Any], Keys] = {
     schema.Config: RUN,
     schema.ModelConfig: MODEL,
+    schema.LoraConfig: LORA,
     schema.ClusterConfig: CLUSTER,
     schema.SynchronizerConfig: SYNCHRONIZER,
     schema.MonitorConfig: MONITOR,

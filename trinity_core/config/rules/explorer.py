@@ -61,8 +61,13 @@ def engine_argument_rules(config: Config) -> Iterator[Finding]:
         for name, code, message, meant in faults(args, type(model).model_fields, config.cluster.gpu_per_node == 0):
             where = f"{key}.extra_engine_args.{name}"
             yield Finding(where, args[name], code, message, (per_node,) if "GPU" in message else (), meant)
+    rollout, lora = models[0][1].extra_engine_args, config.model.lora
+    if lora is not None and lora.load_in_4bit and "quantization" in rollout:
+        message = "cannot go with load_in_4bit, where the engine's weights have 4 bits already."
+        where = "explorer.rollout_model.extra_engine_args.quantization"
+        yield Finding(where, rollout["quantization"], "conflict", message, ("model.lora_configs",))
     correction = "algorithm.rollout_correction"
-    if is_lossy(config.explorer.rollout_model.extra_engine_args) and config.algorithm.rollout_correction == "none":
+    if is_lossy(rollout) and config.algorithm.rollout_correction == "none":
         message = "leaves the gap uncorrected that fp8 rollouts have (extra_engine_args): set tis_token or another one."
         yield Finding(correction, "none", "conflict", message, ("algorithm.algorithm_type",))
 
