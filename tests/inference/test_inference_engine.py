@@ -95,7 +95,7 @@ def test_cache_reset_makes_the_engine_recompute_prompts(tiny_engine, monkeypatch
     assert cached_tokens == [0, 3 * CPU_BLOCK_TOKENS, 0]
 
 
-def test_an_engine_that_slept_goes_on_as_before(tiny_engine, monkeypatch):
+def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
     """On the CPU sleeping frees nothing, but whoever asks a sleeping engine is told so, as is who wakes another one."""
     [before] = generate(tiny_engine, requests(1, name="before"))
 
@@ -111,7 +111,7 @@ def test_an_engine_that_slept_goes_on_as_before(tiny_engine, monkeypatch):
     assert after.tokens.tolist() == before.tokens.tolist()
     asyncio.run(tiny_engine.sleep())
     [held] = tiny_engine._asleep
-    monkeypatch.setattr(tiny_engine, "_asleep", [held | {"model.norm.weight": 1}])
+    tiny_engine._asleep = [held | {"model.norm.weight": 1}]
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
         asyncio.run(tiny_engine.wake())
 

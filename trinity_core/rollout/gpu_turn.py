@@ -44,9 +44,9 @@ class GpuTurn:
         """
         if self._gpu is None or self._gpu.held:
             return True
-        acquire = asyncio.get_running_loop().run_in_executor
+        run = asyncio.get_running_loop().run_in_executor
         with self._records.spent("wait"):
-            acquired = await acquire(DaemonThreads("gpu"), self._gpu.acquire, self._timeout, is_unneeded)
+            acquired = await run(DaemonThreads("gpu"), self._gpu.acquire, self._timeout, is_unneeded)
         if acquired:
             with self._records.spent("wake"):
                 await pool.wake()
