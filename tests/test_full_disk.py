@@ -35,7 +35,7 @@ from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.training.checkpoint import _save
+from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
 waits = []
@@ -90,7 +90,10 @@ assert [line.step for line in read_metrics(disk)] == [1, 2]
 layout = JobLayout(disk)
 folder = begin(layout, 1)
 (folder / "actor").mkdir()
-full("checkpoint", lambda: _save({"weights": torch.arange(50_000)}, folder / "actor/model_world_size_1_rank_0.pt"))
+piece = Piece("actor/model_world_size_1_rank_0.pt")
+segment = Segment()
+segment.add(piece, "weights", torch.arange(50_000))
+full("checkpoint", lambda: ShardWriter().write(str(folder), piece))
 full("commit", lambda: commit(layout, 1, folder))
 assert latest_whole(disk) == 1
 assert torch.load(disk / "global_step_1/actor/model_world_size_1_rank_0.pt")["weights"].sum() == 1249975000

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ ROOM_SECONDS = 1200.0
 """For somebody to free space on a full disk: less than others wait for the process that writes (`max_read_timeout`)."""
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
 """In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
+
+CHANGING_FOLDERS = threading.Lock()
+"""Held by a thread that renames or removes a `global_step_N`: versions are published to folders that checkpoints, which
+another thread names, take over."""
 
 T = TypeVar("T")
 

@@ -21,6 +21,40 @@ LOOK_SECONDS = 0.02
 """Longer than a tick of the clock (1 to 10 ms), at which the time of a running process is brought up to date."""
 
 
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Where Linux says what a container may take and has taken: cgroups of version 2, of version 1."""
+
+
+def free_memory(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
+    """Bytes that processes here may take beside what they have: of the machine, and of the container's limit."""
+    free = int(psutil.virtual_memory().available)
+    for folder, limit, usage in cgroups:
+        if (folder / limit).is_file() and (text := (folder / limit).read_text().strip()).isdigit():
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("inactive_file", 0))  # of files, which the kernel lets go first
+            free = min(free, int(text) - int((folder / usage).read_text()) + cached)
+    return free
+
+
+YIELDING = 10
+"""Niceness more than ours: a tenth of a core beside a thread of ours, all of one that is idle."""
+
+
+def yield_cores(pid: int) -> None:
+    """Let a process of ours compute where we do not.
+
+    Sessions have a niceness of their own where Linux groups processes by them.
+    """
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDING, 19)
+    with suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(YIELDING))
+
+
 def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
     """Let the kernel send this process a signal when the thread that started it ends, also by SIGKILL (Linux only).
 

@@ -80,7 +80,7 @@ def trainer_logprobs(folder: Path, overrides: dict[str, Any], chosen: list[int])
     lm = load_causal_lm(str(folder), torch.float32, overrides=overrides, max_model_len=LONGEST)
     fast_paths = find_fast_paths(lm)
     with torch.no_grad():
-        micro = build_micro(rows(), chosen, LONG - 1, fast_paths.packing).to(torch.device("cpu"), torch.float32)
+        micro = build_micro(rows(), chosen, LONG - 1, fast_paths.packing).to(torch.device("cpu"))
         return np.asarray(micro.grid(Policy(lm, fast_paths)(micro, 1.0, False)[0])[0, : ROW - 1])
 
 

@@ -15,9 +15,10 @@ from batches import make_batch
 
 from trinity_core.config import config_from_dict
 from trinity_core.training import checkpoint as checkpoint_module
-from trinity_core.training.checkpoint import load, save
-from trinity_core.training.distributed import broadcast_bytes, join
+from trinity_core.training.checkpoint import copy, load
+from trinity_core.training.distributed import barrier, broadcast_bytes, join
 from trinity_core.training.learner import Learner
+from trinity_core.training.saving import CheckpointWriter
 from trinity_core.training.state import weights
 
 READ = transformers.AutoModelForCausalLM.from_pretrained
@@ -42,15 +43,19 @@ def main() -> None:
                 _assert_halves(learner.reference.module)
         learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
         metrics = [learner.step(make_batch(step, groups=3), step) for step in (1, 2)]
+        before = {name: w.clone() for name, w in weights(learner.engine)}
         checkpoint = folder / case["name"]
         checkpoint.mkdir(exist_ok=True)
-        save(learner, 2, checkpoint)
+        writer = CheckpointWriter(ranks)
+        with writer.start(2, checkpoint, [0, 0], 0, lambda written: None) as copying:
+            copy(learner, 2, copying)
+        learner.step(make_batch(3), 3)  # what has been copied is written
+        writer.close()
+        barrier(ranks)
+        load(learner, checkpoint)
         _assert_files_hold_their_tensors(checkpoint, rank)
         parts = list((checkpoint / "actor").glob(f"optim_*_rank_{rank}_part_*.pt"))
         assert (parts or learner.adapter) and not list((checkpoint / "actor").glob("model_*_part_*.pt"))
-        before = {name: w.clone() for name, w in weights(learner.engine)}
-        learner.step(make_batch(3), 3)
-        load(learner, checkpoint)
         for name, w in weights(learner.engine):
             assert torch.equal(before[name], w), name
         if rank == 0:

@@ -115,6 +115,7 @@ def test_checkpoint_holds_the_adapter_and_resumes_bit_for_bit(learner: Any, tmp_
     one = trained(learner(trainer__zero_stage=stage), 1, 2)
     savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
     savepoints.save(one, 2, None)
+    savepoints.writer.close()
     folder = savepoints.layout.step(2)
     [file] = (folder / "actor").glob("model_*.pt")
     saved = torch.load(file, weights_only=True)
@@ -134,6 +135,7 @@ def test_another_adapter_or_base_is_refused(learner: Any, make_config: Any, tiny
     one = trained(learner(model__model_path=str(base)), 1)
     savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
     savepoints.save(one, 1, None)
+    savepoints.writer.close()
     folder = savepoints.layout.step(1)
     for lora, word in (("[{lora_rank: 8, lora_alpha: 12}]", "r 4 instead of 8"), ("[]", "adapter instead of all")):
         with pytest.raises(DataError, match=word):
@@ -157,6 +159,7 @@ def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
     one = trained(learner(), 1, 2)
     savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
     savepoints.save(one, 2, None)
+    savepoints.writer.close()
     folder, whole = (convert(savepoints.layout.step(2), merge=merged) for merged in (False, True))
     assert folder.name == ADAPTER and convert(savepoints.layout.step(2)) == folder
     tokens = torch.arange(3, 40)[None]

@@ -6,6 +6,7 @@ import torch
 from batches import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
@@ -23,14 +24,26 @@ def lm(tiny_model):
 def _outcome(lm, fast_paths, micro, attention):
     lm.set_attn_implementation(attention)
     lm.zero_grad()
-    logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu"), torch.float64), 0.7, True)
+    logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu")), 0.7, True)
     weights = torch.linspace(-1, 1, len(logprobs))
     ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
     return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters()}
 
 
-@pytest.mark.parametrize("packing", [True, False])
-def test_logprobs_and_gradients_equal_plain_computation(lm, packing):
+def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size, enable_gqa):
+    """What the kernel of CUDA computes, one sequence after the other, with the mask written out."""
+    assert window_size == (-1, 0) and longest == queries.diff().max() and longest_keys == keys.diff().max()
+    sequences = []
+    for begin, end, first, last in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
+        seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
+        parts = [x[a:b].transpose(0, 1) for x, a, b in ((query, begin, end), (key, first, last), (value, first, last))]
+        sequences.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa))
+    return torch.cat(sequences, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize(("packing", "by_length"), [(True, False), (True, True), (False, False)])
+def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _by_length)
     rows = make_batch(1)
     order = [5, 4, 6, 7, 0, 1, 2, 15, 9]
     width = max(e.response_length for e in rows)
@@ -38,7 +51,7 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing):
     truth, gradients = _outcome(lm, FastPaths(False, False), plain, "sdpa")
     micro = build_micro(rows, order, width, packing)
     assert isinstance(micro.inputs, Packed if packing else Padded)
-    logprobs, own = _outcome(lm, FastPaths(packing, True), micro, "trinity_packed")
+    logprobs, own = _outcome(lm, FastPaths(packing, True, by_length), micro, "trinity_packed")
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
@@ -65,7 +78,7 @@ def test_logprobs_align_with_their_tokens(lm):
     """Against transformers' own forward, row by row."""
     rows = make_batch(2)
     width = max(e.response_length for e in rows)
-    micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"), torch.float64)
+    micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"))
     lm.set_attn_implementation("trinity_packed")
     with torch.no_grad():
         grid = micro.grid(Policy(lm, FastPaths(True, True))(micro, 1.0, False)[0])
@@ -159,7 +172,7 @@ def test_sliding_window_of_all_layers_is_detected(tmp_path):
         Experience(tokens=rng.integers(3, VOCABULARY, 10 + n), prompt_length=10, action_mask=np.ones(n, dtype=bool))
         for n in (30, 17)
     ]
-    micro = build_micro(rows, range(2), 30, fast_paths.packing).to(torch.device("cpu"), torch.float32)
+    micro = build_micro(rows, range(2), 30, fast_paths.packing).to(torch.device("cpu"))
     plain = load_causal_lm(str(tmp_path), torch.float32)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
@@ -196,7 +209,7 @@ def test_dropout_is_off_in_training(kind, tmp_path):
     fast_paths = find_fast_paths(lm)
     assert fast_paths == FastPaths(packing=True, own_head=True)
     rows = make_batch(2)
-    micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"), torch.float32)
+    micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"))
     with torch.no_grad():
         training = Policy(lm.train(), fast_paths).train()(micro, 1.0, False)[0]
         evaluating = Policy(lm, fast_paths).eval()(micro, 1.0, False)[0]
@@ -245,7 +258,7 @@ def test_values_belong_to_state_before_the_token(lm):
     model = ValueModel(lm, FastPaths(True, True), 64, torch.float64)
     torch.nn.init.normal_(model.value_head.weight)
     lm.set_attn_implementation("trinity_packed")
-    values = model(build_micro(rows, [0], rows[0].response_length).to(torch.device("cpu"), torch.float64))
+    values = model(build_micro(rows, [0], rows[0].response_length).to(torch.device("cpu")))
     lm.set_attn_implementation("eager")
     hidden = lm.base_model(torch.tensor(rows[0].tokens[None]).long()).last_hidden_state[0]
     places = rows[0].prompt_length - 1 + np.flatnonzero(rows[0].action_mask)

@@ -32,7 +32,9 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
     scores = MetricsFile(config.job_dir, "eval")
     for step, accuracy in enumerate((0.1, 0.7, 0.3, 0.7, 0.2), start=1):
         savepoints.save(learner, step, None, last=step == 5)
+        savepoints.writer.until_written()
         scores.write(step, {"eval/test/accuracy": accuracy})
+    savepoints.writer.close()
     assert savepoints.layout.steps() == [2, 4, 5]
     folders = {step: savepoints.layout.step(step) / "actor" / "huggingface" for step in (2, 4, 5)}
     assert [step for step, folder in folders.items() if list(folder.glob("*.safetensors"))] == [5]
@@ -73,6 +75,7 @@ def test_reference_is_the_model_the_run_began_with(make_config: Any, tiny_model:
 
     config, savepoints, learner = opened(first, **kl)
     savepoints.save(learner, 1, None)
+    savepoints.writer.close()
     moved = first.rename(tmp_path / "moved")
     config, savepoints, learner = opened(moved, **kl)
     savepoints.load(learner, 1)
@@ -88,6 +91,7 @@ def test_reference_is_the_model_the_run_began_with(make_config: Any, tiny_model:
     assert "first" in warning
     savepoints.load(learner, 1)
     savepoints.save(learner, 2, None)
+    savepoints.writer.close()
     began = other_beginning(config.job_dir, 2, str(other))
     assert began is not None and began.model == str(first), "it still is the one of step 0"
     assert other_beginning(config.job_dir, 2, str(moved)) is None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
+from saving_helpers import save
 
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
 from trinity_core.algorithms.kl import KLFn
@@ -175,7 +176,7 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
 @pytest.mark.parametrize("stage", [None, 0, 3])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm):
-    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.checkpoint import load
     from trinity_core.training.state import optimizer_state, weights
 
     overrides = {} if stage is None else {"trainer__zero_stage": stage}
@@ -202,7 +203,7 @@ def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
 
     from trinity_core.checkpoints.convert import convert
     from trinity_core.errors import DataError
-    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.checkpoint import load
     from trinity_core.training.state import buffers, weights
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -244,7 +245,7 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     from trinity_core.training.update import micro_batches
 
     engine = (made := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
-    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks, made.dtype)
+    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks)
 
     def norm(times):
         for i in range(times):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from threading import Thread
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from batches import make_batch
 
 from trinity_core.data.tiny import make_problems, write_jsonl
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.runtime.run import train
 from trinity_core.training import TrainerWorker
 
@@ -86,25 +87,54 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     _assert_same_checkpoints(stopped, whole)
 
 
-def test_checkpoint_has_a_name_only_after_the_metrics_of_its_step(rollouts, monkeypatch):
-    """A trainer that is killed right after a save never takes that step again."""
+@pytest.mark.parametrize("named", [False, True])
+def test_kill_while_a_checkpoint_is_written_costs_that_checkpoint_alone(rollouts, monkeypatch, named):
+    """The step after it is trained meanwhile; store and metrics go back to the checkpoint with it."""
     from trinity_core.training import savepoints
 
-    config = rollouts("killed")
-    _put(config, range(1, 5))
-    commit = savepoints.commit
+    whole, killed = rollouts("whole"), rollouts(f"killed_{named}")
+    _put(whole, range(1, 5))
+    _put(killed, range(1, 5))
+    _run(whole)
+    worker = TrainerWorker(killed)
+    worker.start()
+    commit, last = savepoints.commit, 2 if named else 4
 
     def commit_and_die(layout, step, *args):
-        commit(layout, step, *args)
-        raise SystemExit(-9)
+        if step == 2:
+            while worker.progress()["step"] < 3:
+                time.sleep(0.005)
+            assert worker.progress()["saved_step"] == 0
+        if step < last or named:
+            commit(layout, step, *args)
+        if step == last:
+            raise SystemExit(-9)
 
     monkeypatch.setattr(savepoints, "commit", commit_and_die)
     with pytest.raises(SystemExit):
-        _run(config)
+        worker.run(train)
     monkeypatch.undo()
-    assert TrainerWorker(config).start()["step"] == 2
-    assert _run(config)["ended"] == "finished"
-    assert [step for step, *_ in _losses(config)] == [1, 2, 3, 4]
+    again = TrainerWorker(killed)
+    assert again.start()["step"] == 2, "the newest one with a name"
+    assert again.run(train)["ended"] == "finished"
+    assert _losses(killed) == _losses(whole)
+    _assert_same_checkpoints(killed, whole)
+
+
+def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
+    from trinity_core.training import savepoints
+
+    config = rollouts("unwritable")
+    _put(config, range(1, 5))
+
+    def begin(layout, step):
+        path = layout.root / ".global_step_2.tmp-0"
+        path.write_text("a file where the folder should be")
+        return path
+
+    monkeypatch.setattr(savepoints, "begin", begin)
+    with pytest.raises(TrinityError, match=r"writing .*rank_0.pt.* failed: a file is in the way"):
+        _run(config)
 
 
 def test_renewed_worker_trains_like_a_new_one(rollouts):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.checkpoints.manifest import Entry, write_manifest
 from trinity_core.files import (
+    CHANGING_FOLDERS,
     clear_errors,
     remove_leftovers,
     remove_tree,
@@ -42,23 +43,26 @@ def begin(layout: JobLayout, step: int) -> Path:
 
 
 def commit(
-    layout: JobLayout, step: int, temporary: Path, keep: int | None = None, protect: Collection[int] = ()
-) -> Path:
+    layout: JobLayout, step: int, temporary: Path, keep: int | None = None, protect: Collection[int] = (),
+    written: Mapping[str, Entry] | None = None,
+) -> Path:  # fmt: skip
     """Make `temporary` the checkpoint of `step` and the latest one; return its folder.
 
-    Of the checkpoints up to `step`, the newest `keep` (None: all) and those in `protect` stay. Raises `TrinityError`
-    if the disk is full or not writable; the previous checkpoint then stays the latest.
+    Of the checkpoints up to `step`, the newest `keep` (None: all) and those in `protect` stay. `written` as for
+    `write_manifest`. Raises `TrinityError` if the disk is full or not writable; the previous checkpoint then stays the
+    latest.
     """
     target = layout.step(step)
     with clear_errors("writing the checkpoint", target):
-        write_manifest(temporary, step)
-        _carry_over(target, temporary)  # after the manifest: removing published weights leaves the checkpoint whole
+        write_manifest(temporary, step, written)
         _sync_tree(temporary)
         old = None
-        if target.exists():
-            old = temporary_sibling(target)
-            target.rename(old)
-        temporary.rename(target)
+        with CHANGING_FOLDERS:
+            _carry_over(target, temporary)  # after the manifest: removing published weights leaves it whole
+            if target.exists():
+                old = temporary_sibling(target)
+                target.rename(old)
+            temporary.rename(target)
         sync_file(layout.root)
         write_atomically(layout.latest_checkpoint, f"{step}\n".encode())
         if old is not None:
@@ -77,10 +81,11 @@ def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int]
     finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
     gone = [step for step in finished[: -max(keep, 1)] if step not in protect]
     for step in gone:
-        if (layout.step(step) / PUBLISHED[-1]).exists():
-            _remove_all_but_published(layout.step(step))
-        else:
-            remove_tree(layout.step(step))
+        with CHANGING_FOLDERS:
+            if (layout.step(step) / PUBLISHED[-1]).exists():
+                _remove_all_but_published(layout.step(step))
+            else:
+                remove_tree(layout.step(step))
     return gone
 
 
@@ -106,6 +111,8 @@ def _carry_over(target: Path, temporary: Path) -> None:
                 os.link(source, copy)
             except OSError:  # a file system without hard links
                 when_room(lambda: shutil.copyfile(source, copy), copy)  # noqa: B023 - called at once
+                sync_file(copy)
+            sync_file(copy.parent)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import MANIFEST
 
+Entry = dict[str, int | str]
+"""Of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
 HASH_THREADS = 4
 """hashlib releases the interpreter lock, so files are hashed in parallel."""
@@ -32,16 +35,27 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(name for name in found if name != Path(MANIFEST) and "huggingface" not in name.parts)
 
 
-def write_manifest(folder: Path, step: int) -> None:
-    """Write the manifest of `folder`, which then counts as a whole checkpoint."""
-    names = files_of(folder)
+def entry_of(path: Path) -> Entry:
+    """A file's entry in the manifest."""
+    return {"size": path.stat().st_size, "sha256": digest(path)}
+
+
+def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None = None) -> None:
+    """Write the manifest of `folder`, which then counts as a whole checkpoint.
+
+    `written` are the entries of files whose writers have made them. Raises TrinityError if such a file is not there.
+    """
+    known, names = dict(written or {}), files_of(folder)
+    if lost := sorted(known.keys() - {name.as_posix() for name in names}):
+        raise TrinityError(
+            f"{folder} lacks {lost[0]}, which a trainer worker has written: checkpoint_root_dir must be a folder that "
+            "all nodes share"
+        )
+    others = [name for name in names if name.as_posix() not in known]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        digests = list(pool.map(lambda name: digest(folder / name), names))
-    files = {
-        name.as_posix(): {"size": (folder / name).stat().st_size, "sha256": value}
-        for name, value in zip(names, digests, strict=True)
-    }
-    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": files})
+        entries = list(pool.map(lambda name: entry_of(folder / name), others))
+    known |= {name.as_posix(): entry for name, entry in zip(others, entries, strict=True)}
+    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": dict(sorted(known.items()))})
 
 
 def damage(folder: Path, deep: bool = True) -> str | None:

@@ -9,7 +9,7 @@ from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
-from trinity_core.config.rules.algorithm import RAFT
+from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
@@ -232,7 +232,8 @@ def _clips(config: Config) -> Iterator[Finding]:
 def _raft(config: Config) -> Iterator[Finding]:
     """RAFT chooses rollouts here; elsewhere the workflow does."""
     parts = config.algorithm
-    if parts.algorithm_type != "raft" or config.written("algorithm.advantage_fn_args.selection") is not None:
+    chosen = config.written("algorithm.advantage_fn_args.selection") is not None or chooses_every_rollout(config)
+    if parts.algorithm_type != "raft" or chosen:
         return
     message = f"raft learns from the best rollouts of each task; {RAFT}"
     yield _notice("algorithm.algorithm_type", "info", message)

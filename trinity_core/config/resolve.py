@@ -89,6 +89,9 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
             update[part] = name or default
         if algorithm.repeat_times is None or not known.uses_rollouts:
             update["repeat_times"] = known.default_repeat_times
+        alone = algorithm.algorithm_type == "raft" and algorithm.repeat_times == 1
+        if alone and not (algorithm.advantage_fn or "selection" in (algorithm.advantage_fn_args or {})):
+            update["advantage_fn_args"]["selection"] = "all"  # there is nothing to choose from
     rule, longest = update.get("loss_agg_mode", algorithm.loss_agg_mode), model.max_response_tokens
     if rule == "seq-mean-token-sum-norm" and longest is not None:
         # Token sums are divided by the longest response allowed, the same for every batch.

@@ -116,6 +116,26 @@ def _pair(value: Any) -> Any:
     return value
 
 
+SEVERAL = "|"
+"""Between the paths of a list in one text."""
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A text, or a list of texts that `SEVERAL` joins."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._joined, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+
+    @staticmethod
+    def _joined(value: Any) -> Any:
+        is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+        return SEVERAL.join(value) if is_list else value
+
+
 IS_DERIVED = _Derived()
 
 Derived = Annotated[T, IS_DERIVED]
@@ -136,6 +156,8 @@ EMPTY: FrozenDict[Any] = FrozenDict()
 """The default of a `Named` setting."""
 Args = Named[Any]
 
+Paths = Annotated[str, _Listed()]
+"""A path, or a list of paths that are one data set."""
 Count = Annotated[Integer, Ge(1)]
 Natural = Annotated[Integer, Ge(0)]
 Positive = Annotated[Number, Gt(0)]

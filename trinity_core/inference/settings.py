@@ -76,6 +76,10 @@ class EngineSettings:
     """vLLM's name for how the model's weights are stored; empty: as in its folder."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
+    grammars: bool = False
+    """Whether an answer may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
+    reasoning_parser: str | None = None
+    """With `grammars`: tells where the thoughts end, before which no grammar applies."""
     raw_logprobs: bool = False
     """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
@@ -196,7 +200,8 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
     gpu_alone = [name for name in model.extra_engine_args if not SAFE[name].on_cpu]
     if gpu_alone and not given["on_gpu"]:
         raise TrinityError(f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU")
-    return EngineSettings(**(shared | given))
+    parser = model.reasoning_parser if model.enable_openai_api else None
+    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
 
 
 def _known(value: int | None, key: str) -> int:

@@ -38,7 +38,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's `EngineArgs` and `AsyncEngineArgs`."""
     arguments: dict[str, Any] = {
         "model": settings.model_path,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.grammars,
         "dtype": settings.compute_dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
@@ -51,6 +51,8 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": "trinity_core.inference.weight_receiver.WorkerExtension",
     }
+    if settings.reasoning_parser:
+        arguments["reasoning_parser"] = settings.reasoning_parser
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
     if settings.quantization:

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, when_room, write_atomically
+from trinity_core.files import (
+    CHANGING_FOLDERS,
+    clear_errors,
+    remove_tree,
+    sync_file,
+    temporary_sibling,
+    when_room,
+    write_atomically,
+)
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.sync.tensorfile import Layout, TensorSpec, read_layout, write
 from trinity_core.sync.version_record import VersionRecord, gather
@@ -79,11 +87,12 @@ class CheckpointVersions(WeightVersions):
 
     def _forget(self, version: int) -> None:
         record = self._record_path(version)
-        record.unlink(missing_ok=True)
-        (record.parent / WEIGHTS).unlink(missing_ok=True)
         folder = JobLayout(self.root).step(version)
-        if not (folder / MANIFEST).exists():
-            remove_tree(folder)
+        with CHANGING_FOLDERS:
+            record.unlink(missing_ok=True)
+            (record.parent / WEIGHTS).unlink(missing_ok=True)
+            if not (folder / MANIFEST).exists():
+                remove_tree(folder)
 
     def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
         with (record_path.parent / record.file).open("rb") as file:

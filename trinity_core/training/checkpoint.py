@@ -15,7 +15,7 @@ import socket
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.adapters import read_config, write_config
+from trinity_core.adapters import CONFIG, read_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
-from trinity_core.errors import DataError, on_failure
-from trinity_core.files import clear_errors, when_room
+from trinity_core.errors import DataError
 from trinity_core.layout import ADAPTER, shard_name
-from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
+from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
 from trinity_core.training.lora import refuse_other_adapter
-from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
+from trinity_core.training.saving import Copying
+from trinity_core.training.state import optimizer_state, optimizer_steps, parameters, restore, shape_of, weights
 
 PIECE_BYTES = 2 << 30
-"""Of the optimiser's state that a rank gathers before it writes a file."""
+"""Of the optimiser's state in one file of a rank."""
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -61,31 +61,34 @@ def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
     return engines
 
 
-def save(
-    learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED, began: Beginning | None = None
-) -> None:
-    """Write the whole state after `step` to `folder`, which exists. Collective.
-
-    `strategy` says which ranks may write at once; see `writing_turns`. Raises TrinityError if the disk is full or not
-    writable.
-    """
+def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None = None) -> None:
+    """Copy the whole state after `step`: this rank's share of the tensors, and what rank 0 writes. Collective."""
     ranks = learner.ranks
-    turns = writing_turns(strategy, ranks)
-    for part, engine in engines_by_folder(learner).items():
-        target = folder / part
-        with clear_errors("writing", target):
-            target.mkdir(exist_ok=True)
-            _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks, turns)
-            optimizer = target / shard_name("optim", ranks.world_size, ranks.rank)
-            _save_share(optimizer_state(engine), optimizer, ranks, turns, PIECE_BYTES)
-            _save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
+    engines = engines_by_folder(learner)
+    for part, engine in engines.items():
+        names = [f"{part}/{shard_name(kind, ranks.world_size, ranks.rank)}" for kind in ("model", "optim")]
+        _copy_share(weights(engine), names[0], ranks, copying)
+        _copy_share(optimizer_state(engine), names[1], ranks, copying, PIECE_BYTES)
+        file = BytesIO()
+        torch.save(random_state(ranks), file)
+        copying.small[f"{part}/{shard_name('extra_state', ranks.world_size, ranks.rank)}"] = file.getvalue()
     if ranks.first:
-        counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
+        counts = {part: optimizer_steps(engine) for part, engine in engines.items()}
         state = TrainerState(step, counts, learner.objective.state(), asdict(began) if began else {})
+        copying.small[STATE] = json.dumps(asdict(state), indent=1).encode() + b"\n"
         if learner.adapter is not None:
-            write_config(learner.adapter.config, folder / "actor" / ADAPTER)
-        text = json.dumps(asdict(state), indent=1) + "\n"
-        when_room(lambda: (folder / STATE).write_text(text), folder)
+            config = json.dumps(learner.adapter.config, indent=1).encode() + b"\n"
+            copying.small[f"actor/{ADAPTER}/{CONFIG}"] = config
+
+
+def largest_file(learner: Learner) -> int:
+    """Bytes of the largest file that `copy` makes on one rank."""
+    sizes = []
+    for engine in engines_by_folder(learner).values():
+        saved = sum(math.prod(shape_of(p, engine)) for _, p in parameters(engine))
+        share = saved // learner.ranks.world_size
+        sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, share * 12)))
+    return max(sizes)
 
 
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
@@ -98,55 +101,47 @@ def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
         return [0] * ranks.world_size
     if strategy != "single_node":
         return list(range(ranks.world_size))
+    nodes = nodes_of(ranks)
+    order = {node: turn for turn, node in enumerate(sorted(set(nodes)))}
+    return [order[node] for node in nodes]
+
+
+def nodes_of(ranks: Ranks) -> list[int]:
+    """A number for the node of each rank. Collective."""
     nodes = torch.zeros(ranks.world_size, dtype=torch.int64)
     nodes[ranks.rank] = zlib.crc32(socket.gethostname().encode())
-    order = {node: turn for turn, node in enumerate(sorted(set(sum_over_ranks(nodes, ranks).tolist())))}
-    return [order[node] for node in nodes.tolist()]
+    return sum_over_ranks(nodes, ranks).tolist()
 
 
-def _save_share(
-    tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int], piece: float = math.inf
+def _copy_share(
+    tensors: Iterator[tuple[str, Tensor]], file: str, ranks: Ranks, copying: Copying, piece: float = math.inf
 ) -> None:
-    """Write this rank's share of `tensors` in its turn: to `path`, and what is beyond `piece` bytes to `…_part_2.pt`,
-    `…_part_3.pt` and so on. Collective: every rank iterates over all tensors, and so writes a piece when others do.
+    """Copy this rank's share of `tensors`: to `file`, and what is beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt`
+    and so on. Collective: every rank iterates over all tensors, and so ends a file when others do.
     """
-    mine: dict[str, Tensor] = {}
-    passed, parts = 0, 1
-    for number, (name, tensor) in enumerate(tensors):
-        if passed >= piece * ranks.world_size:
-            _save_in_turn(mine, path if parts == 1 else part_of(path, parts), ranks, turns)
-            mine, passed, parts = {}, 0, parts + 1
-        passed += tensor.nbytes
-        if number % ranks.world_size == ranks.rank:
-            mine[name] = _compact(tensor)
-    _save_in_turn(mine, path if parts == 1 else part_of(path, parts), ranks, turns)
+    numbered, parts = enumerate(tensors), 1
+    following = next(numbered, None)
+
+    def share() -> Iterator[tuple[str, Tensor]]:
+        """Of the tensors up to the end of a file."""
+        nonlocal following
+        passed = 0
+        while following is not None and passed < piece * ranks.world_size:
+            number, (name, tensor) = following
+            passed += tensor.nbytes
+            if number % ranks.world_size == ranks.rank:
+                yield name, tensor
+            following = next(numbered, None)
+
+    copying.file(file, share())
+    while following is not None:
+        parts += 1
+        copying.file(part_of(file, parts), share())
 
 
-def part_of(path: Path, number: int) -> Path:
-    """The file of a further piece of what begins in `path`."""
-    return path.with_stem(f"{path.stem}_part_{number}")
-
-
-def _save_in_turn(state: dict[str, Tensor], path: Path, ranks: Ranks, turns: list[int]) -> None:
-    for turn in range(max(turns) + 1):
-        if turns[ranks.rank] == turn:
-            _save(state, path)
-        if max(turns):
-            barrier(ranks)
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    def write() -> None:
-        with on_failure(partial(path.unlink, missing_ok=True)):
-            torch.save(state, path)
-
-    when_room(write, path)
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """A copy on the CPU that owns its storage: `torch.save` would write the whole buffer of a view."""
-    tensor = tensor.detach().cpu()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def part_of(file: str, number: int) -> str:
+    """The file of a further piece of what begins in `file`."""
+    return f"{file.removesuffix('.pt')}_part_{number}.pt"
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:

@@ -61,11 +61,11 @@ class Critic:
             optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
         )
         rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, packing=fast_paths.packing)
+        self.cut = Cut(settings.max_tokens, rows, packing=fast_paths.packing, largest_mask=fast_paths.largest_mask)
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
         """This rank's micro-batches, by the critic's own budget."""
-        return micro_batches(batch, self.cut, self.ranks, self.dtype)
+        return micro_batches(batch, self.cut, self.ranks)
 
     def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
         """Float32 [B, T]: the value of the state in which each token was chosen."""

@@ -88,7 +88,8 @@ class Learner:
         )
         dynamic = settings.use_dynamic_bsz
         rows = None if dynamic else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, fast_paths.packing)
+        rows_per_unit, largest_mask = self.objective.policy_loss.rows_per_unit, fast_paths.largest_mask
+        self.cut = Cut(settings.max_tokens, rows, rows_per_unit, fast_paths.packing, largest_mask)
         rows = None if dynamic else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
@@ -115,15 +116,16 @@ class Learner:
         watch = StepTimer()
         with watch.part("lay_out"):
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
-            micros = micro_batches(batch, self.cut, self.ranks, self.dtype)
+            micros = micro_batches(batch, self.cut, self.ranks)
         metrics = batch_metrics(batch, step - 1)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
+            entropies = self._entropies(batch, micros)
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else []
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
-            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values)
+            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
         metrics |= advantage_metrics
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
@@ -159,7 +161,7 @@ class Learner:
     def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
         """For each engine, by its folder in a checkpoint, a function that computes a loss with a zero gradient."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
-        moved = micro.to(self.ranks.device, self.dtype)
+        moved = micro.to(self.ranks.device)
         zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
         if self.critic is not None:
             critic = self.critic.engine
@@ -172,11 +174,17 @@ class Learner:
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
 
+    def _entropies(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+        """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
+        if "entropies" not in self.objective.advantage_inputs:
+            return None
+        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
+
     def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
         if self.reference is None:
             return None
         if self.reference_cut != self.cut:
-            micros = micro_batches(batch, self.reference_cut, self.ranks, self.dtype)
+            micros = micro_batches(batch, self.reference_cut, self.ranks)
         with self.reference.on_device() as reference:
             return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
 

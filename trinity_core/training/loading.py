@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -40,11 +41,11 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
     found = find_fast_paths(lm) if ranks.first else None
-    told = json.dumps([found.packing, found.own_head, lm.config._attn_implementation]).encode() if found else None
-    packing, own_head, implementation = json.loads(broadcast_bytes(told, ranks))
+    told = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+    paths, implementation = json.loads(broadcast_bytes(told, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)
-    return FastPaths(packing, own_head)
+    return FastPaths(*paths)
 
 
 def _form(lm: Any) -> bytes:

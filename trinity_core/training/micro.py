@@ -51,12 +51,12 @@ class Micro:
         """The same inputs without a token that carries loss: all gradients are zero."""
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Micro:
-        """A copy with all tensors on `device` and the attention mask in `dtype`."""
+    def to(self, device: torch.device) -> Micro:
+        """A copy with all tensors on `device`."""
         inputs = self.inputs
         moved: Packed | Padded
         if isinstance(inputs, Packed):
-            moved = inputs.to(device, dtype)
+            moved = inputs.to(device)
         else:
             moved = Padded(inputs.tokens.to(device), inputs.present.to(device))
         return replace(
@@ -70,17 +70,22 @@ class Micro:
         )
 
 
-def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: int, packing: bool = True) -> Micro:
+def build_micro(
+    experiences: Sequence[Experience], rows: Sequence[int], width: int, packing: bool = True,
+    largest_mask: int | None = LARGEST_MASK,
+) -> Micro:  # fmt: skip
     """The micro-batch of `rows` of a batch whose longest response has `width` tokens.
 
-    Rows share their prompts if `packing` is allowed and the mask is small enough; otherwise they are padded.
+    Rows share their prompts if `packing` is allowed and the mask is small enough (None: no limit); otherwise they are
+    padded.
     """
     chosen = [experiences[row] for row in rows]
     prompts = [e.tokens[: e.prompt_length] for e in chosen]
     responses = [e.tokens[e.prompt_length :] for e in chosen]
     longest_prompt, longest_response = max(map(len, prompts)), max(map(len, responses))
     inputs: Packed | Padded
-    if packing and mask_elements(len(rows), longest_prompt, longest_response) <= LARGEST_MASK:
+    mask = mask_elements(len(rows), longest_prompt, longest_response)
+    if packing and (largest_mask is None or mask <= largest_mask):
         inputs, last, first = pack(prompts, responses)
     else:
         inputs, last, first = _pad(chosen)

@@ -2,8 +2,9 @@
 
 The tokens of a micro-batch form one row of S: each different prompt once, then all responses. Linear layers and norms
 work on these S tokens. Only attention needs rectangles: it copies queries, keys and values into padded slots, lets each
-prompt attend to itself and each response to its prompt and itself, and copies the result back. The result is that of a
-padded batch in which each row repeats its prompt, up to the order of floating-point sums.
+prompt attend to itself and each response to its prompt and itself, and copies the result back. Where a kernel takes
+sequences of any lengths (half precision on CUDA), there are no rectangles and no mask. The result is that of a padded
+batch in which each row repeats its prompt, up to the order of floating-point sums.
 
 Not covered: sliding windows, attention sinks and soft caps, which `find_fast_paths` in `policy.py` detects; and
 dropout, which `load_causal_lm` removes.
@@ -12,7 +13,7 @@ dropout, which `load_causal_lm` removes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,27 @@ from torch.nn.functional import scaled_dot_product_attention
 
 ATTENTION = "trinity_packed"
 """The name under which `attention` is registered with transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The micro-batch as G + b sequences for attention without padding: each prompt, then each row's response, whose
+    keys are those of its prompt and its own. The queries are the S tokens in their order."""
+
+    queries: Tensor
+    """int32 [G + b + 1]: where the queries of each sequence begin, and the end."""
+    keys: Tensor
+    """int32 [G + b + 1]: the same of its keys."""
+    key_tokens: Tensor
+    """int64 [keys]: the token of each key."""
+    longest_queries: int
+    longest_keys: int
+
+    def to(self, device: torch.device) -> Lengths:
+        """A copy on `device`."""
+        return replace(
+            self, queries=self.queries.to(device), keys=self.keys.to(device), key_tokens=self.key_tokens.to(device)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +66,26 @@ class Packed:
     """(b, T)."""
     prompt_of: Tensor
     """int64 [b]: the row's prompt, of G."""
-    mask: Tensor
-    """float [b, 1, T, P + T]: 0 where a response token may attend, -inf elsewhere. Padded queries see the prompt."""
+    prompt_lengths: Tensor
+    """int64 [b]: tokens of the row's prompt."""
+    lengths: Lengths
+    mask: Tensor | None = None
+    """float [b, 1, T, P + T]: 0 where a response token may attend, -inf elsewhere. Padded queries see the prompt.
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Packed:
-        """A copy on `device`, with the mask in the model's `dtype`, as attention requires."""
+    None for attention by `lengths`. It is large, so that it is made for a pass of this micro-batch alone."""
+
+    def masked(self, dtype: torch.dtype) -> Packed:
+        """The same with its mask, in the model's `dtype`, as attention requires."""
+        P, (b, T) = self.prompt_shape[1], self.response_shape
+        device = self.tokens.device
+        mask = torch.zeros(b, 1, T, P + T, dtype=dtype, device=device)
+        absent = torch.arange(P, device=device) >= self.prompt_lengths[:, None]
+        mask[..., :P].masked_fill_(absent[:, None, None], float("-inf"))
+        mask[..., P:] = torch.full((T, T), float("-inf"), dtype=dtype, device=device).triu(1)
+        return replace(self, mask=mask)
+
+    def to(self, device: torch.device) -> Packed:
+        """A copy on `device`."""
         return Packed(
             self.tokens.to(device),
             self.positions.to(device),
@@ -58,7 +95,9 @@ class Packed:
             self.prompt_shape,
             self.response_shape,
             self.prompt_of.to(device),
-            self.mask.to(device, dtype),
+            self.prompt_lengths.to(device),
+            self.lengths.to(device),
+            None if self.mask is None else self.mask.to(device),
         )
 
 
@@ -94,16 +133,24 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
         (G, P),
         (b, T),
         torch.from_numpy(prompt_of),
-        _mask(p[prompt_of], P, T),
+        torch.from_numpy(p[prompt_of]),
+        _lengths(p, r, prompt_of),
     )
     return packed, ends[prompt_of] - 1, ends[G:] - r
 
 
-def _mask(prompt_lengths: np.ndarray, P: int, T: int) -> Tensor:
-    seen = np.zeros((len(prompt_lengths), 1, T, P + T), dtype=np.bool_)
-    seen[..., :P] = (np.arange(P) < prompt_lengths[:, None])[:, None, None]
-    seen[..., P:] = np.tri(T, dtype=np.bool_)
-    return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
+    """Of prompts and responses of these lengths; `prompt_of` as in `Packed`."""
+    ends = np.concatenate([p, r]).cumsum()
+    tokens = np.split(np.arange(ends[-1]), ends[:-1])
+    prompts, responses = tokens[: len(p)], tokens[len(p) :]
+    keys = prompts + [part for i, row in zip(prompt_of, responses, strict=True) for part in (prompts[i], row)]
+    key_lengths = np.concatenate([p, p[prompt_of] + r])
+    begins, key_begins = (np.concatenate([[0], each]).astype(np.int32) for each in (ends, key_lengths.cumsum()))
+    return Lengths(
+        torch.from_numpy(begins), torch.from_numpy(key_begins), torch.from_numpy(np.concatenate(keys)),
+        int(max(p.max(), r.max())), int(key_lengths.max()),
+    )  # fmt: skip
 
 
 class _Pad(torch.autograd.Function):
@@ -150,6 +197,21 @@ def masked_attention(
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
 
 
+def attention_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, scaling: float | None) -> Tensor:
+    """Causal attention of sequences of any lengths, whose last query sees all their keys, by a kernel of CUDA.
+
+    Query [S, heads, D], key and value [S, key heads, D] -> [S, heads, D].
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    out = varlen_attn(
+        query, key.index_select(0, lengths.key_tokens), value.index_select(0, lengths.key_tokens), lengths.queries,
+        lengths.keys, lengths.longest_queries, lengths.longest_keys, scale=scaling, window_size=(-1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )  # fmt: skip
+    return cast("Tensor", out)
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -166,6 +228,10 @@ def attention(
         grouped = key.shape[1] != query.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
+    if packed.mask is None:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = attention_by_length(q, k, v, packed.lengths, scaling)
+        return out[None], None
     (G, P), (b, T) = packed.prompt_shape, packed.response_shape
     heads, _n, D = query.shape[1:]
 

@@ -16,6 +16,7 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
+from trinity_core.training.batching import LARGEST_MASK
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.packing import ATTENTION, Packed, attention
 
@@ -37,6 +38,13 @@ class FastPaths:
     """Attention is plain causal attention, so rows may share prompts."""
     own_head: bool
     """Logits are the output embedding applied to the last hidden state, so the head can be computed here."""
+    by_length: bool = False
+    """A kernel takes packed sequences by their lengths, so attention needs no mask."""
+
+    @property
+    def largest_mask(self) -> int | None:
+        """Elements beyond which rows do not share prompts; None where there is no mask."""
+        return None if self.by_length else LARGEST_MASK
 
 
 class Backbone(nn.Module):
@@ -65,6 +73,7 @@ class Backbone(nn.Module):
         """[K, H]: the states that predict the loss-carrying tokens."""
         inputs = micro.inputs
         if isinstance(inputs, Packed):
+            inputs = inputs if self.fast_paths.by_length else inputs.masked(self.lm.dtype)
             out = self.lm.base_model(inputs.tokens, position_ids=inputs.positions, packed=inputs, use_cache=False)
         else:
             out = self.lm.base_model(inputs.tokens, attention_mask=inputs.present, use_cache=False)
@@ -268,8 +277,8 @@ def find_fast_paths(lm: Any) -> FastPaths:
     rows = sample(lm.config.get_text_config().vocab_size)
     dtype = next(lm.parameters()).dtype
     device = next(lm.parameters()).device
-    plain = build_micro(rows, range(len(rows)), SAMPLE_WIDTH, packing=False).to(device, dtype)
-    shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device, dtype)
+    plain = build_micro(rows, range(len(rows)), SAMPLE_WIDTH, packing=False).to(device)
+    shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device)
     text = lm.config.get_text_config()
     attention_capped, head_capped = _soft_caps(text)
     padded = "eager" if attention_capped else "sdpa"  # which leaves soft caps out
@@ -281,12 +290,25 @@ def find_fast_paths(lm: Any) -> FastPaths:
         if packing:
             lm.set_attn_implementation(ATTENTION)
             packing = _same(Policy(lm, FastPaths(True, True))(shared, 1.0, False)[0], truth, dtype)
+        by_length = packing and _fits_by_length(lm, shared, truth)
         if not packing:
             lm.set_attn_implementation(padded)
             log.warning(
                 "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
             )
-    return FastPaths(packing, own_head)
+    return FastPaths(packing, own_head, by_length)
+
+
+def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
+    """True if attention by lengths gives the log-probs `truth`; it has a kernel for half precision on CUDA alone."""
+    dtype = lm.dtype
+    if not shared.targets.is_cuda or dtype == torch.float32:
+        return False
+    try:
+        return _same(Policy(lm, FastPaths(True, True, by_length=True))(shared, 1.0, False)[0], truth, dtype)
+    except RuntimeError as error:  # such as a size of heads that the kernel does not take
+        log.info("%s: attention uses masks: %s", lm.config.model_type, str(error).splitlines()[0])
+        return False
 
 
 def _windowless(config: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from trinity_core.adapters import B, is_adapter, plain_name
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, when_room, write_atomically
+from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.publisher import TrainerRank
@@ -25,6 +25,7 @@ from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
+from trinity_core.training.saving import Copying
 from trinity_core.training.state import base_weights, shape_of, stored_buffers, weights
 
 if TYPE_CHECKING:
@@ -170,12 +171,12 @@ class Publisher:
         said = json.dumps(wanted).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(said, self.learner.ranks)))
 
-    def keep_for_resume(self, step: int, checkpoint: Path) -> None:
+    def keep_for_resume(self, step: int, copying: Copying) -> None:
         """Copy the versions into the checkpoint of `step` that explorers would still need after a resume (rank 0)."""
         oldest = self._oldest_needed(step)
         for version in self.versions.whole():
             if oldest <= version < step:
-                keep_version(self.versions, version, checkpoint)
+                keep_version(self.versions, version, copying)
 
     def _oldest_needed(self, step: int) -> int:
         """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
@@ -189,7 +190,7 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
-    micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
+    micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device)
     with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
@@ -200,16 +201,11 @@ KEPT_WEIGHTS = "rollout_weights"
 """Beginning of the names of the files, which hold one version each; checkpoints of older releases have one file."""
 
 
-def keep_version(versions: WeightVersions, version: int, checkpoint: Path) -> None:
-    """Copy `version` with its weight check into the folder `checkpoint`."""
-    from safetensors.torch import save_file
-
+def keep_version(versions: WeightVersions, version: int, copying: Copying) -> None:
+    """Copy `version` with its weight check into the checkpoint."""
     check = versions.check(version)
     metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
-    tensors = {name: tensor.clone() for name, tensor in versions.load(version)}
-    path = checkpoint / f"{KEPT_WEIGHTS}_{version}.safetensors"
-    with clear_errors("writing", path):
-        when_room(lambda: save_file(tensors, path, metadata), path)
+    copying.file(f"{KEPT_WEIGHTS}_{version}.safetensors", iter(versions.load(version)), metadata)
 
 
 def kept_versions(checkpoint: Path) -> dict[int, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
 from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.convert import convert
+from trinity_core.checkpoints.manifest import Entry
 from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
@@ -18,11 +19,16 @@ from trinity_core.files import clear_errors, when_room
 from trinity_core.layout import JobLayout
 from trinity_core.tracking.scores import best_steps
 from trinity_core.training import checkpoint
-from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
+from trinity_core.training.distributed import Ranks, broadcast_bytes
+from trinity_core.training.saving import CheckpointWriter
 
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner
     from trinity_core.training.publish import Publisher
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 class Savepoints:
@@ -36,26 +42,40 @@ class Savepoints:
         self.ranks = ranks
         self.began = Beginning.of(config.model.model_path)
         """The model that training started from, also after a resume with another `model_path`."""
+        self._turns = checkpoint.writing_turns(config.trainer.save_strategy, ranks)
+        nodes = checkpoint.nodes_of(ranks)
+        self.writer = CheckpointWriter(ranks, nodes.count(nodes[ranks.rank]))
 
-    def save(self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False) -> None:
-        """Write the checkpoint of `step` and make it the latest; `last`: training ends with it.
+    def save(
+        self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False,
+        before_named: Callable[[], None] = nothing, after_named: Callable[[], None] = nothing,
+    ) -> None:  # fmt: skip
+        """Copy the state after `step`; it is written beside the next steps, and becomes the latest checkpoint then.
 
-        Raises TrinityError if the disk is full.
+        `last`: training ends with it. Rank 0 calls `before_named` and `after_named` in another thread, as soon as all
+        else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises
+        the error with which that could not be written.
         """
+        self.writer.until_written()
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
-        checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy, self.began)
-        if self.ranks.first:
+        converts = learner.settings.save_huggingface in (("always", "last") if last else ("always",))
+        began = self.began
+
+        def finish(written: dict[str, Entry]) -> None:
             write_model_files(self._model_files, temporary / "actor" / "huggingface")
-        if publisher is not None and self.ranks.first:
-            publisher.keep_for_resume(step, temporary)
-        barrier(self.ranks)
-        if self.ranks.first:
-            if learner.settings.save_huggingface in (("always", "last") if last else ("always",)):
-                convert(temporary, merge=True)
-            commit(self.layout, step, temporary, self.keep, self._best())
-            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=self.began.model)
-        barrier(self.ranks)
+            if converts:
+                self.writer.call("convert", str(temporary))
+            before_named()
+            commit(self.layout, step, temporary, self.keep, self._best(), written)
+            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=began.model)
+            after_named()
+
+        largest = checkpoint.largest_file(learner)
+        with self.writer.start(step, temporary, self._turns, largest, finish) as copying:
+            checkpoint.copy(learner, step, copying, began)
+            if publisher is not None and self.ranks.first:
+                publisher.keep_for_resume(step, copying)
 
     def _best(self) -> list[int]:
         """The best whole checkpoints by their scores, which are kept however old they are."""

@@ -71,6 +71,8 @@ class Trainer:
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
+        self._copied_step = progress.step
+        """Of the last checkpoint: it is written, or will be."""
         self._since: float | None = None
         """When the metrics of the last step were written; before the first one, when the loop began."""
 
@@ -78,8 +80,9 @@ class Trainer:
         """The batch of the next step on every rank (empty: the step is skipped).
 
         While there is none, the engine may have the GPU that they share. None after the last step, when the explorers
-        have finished, and when asked to stop.
+        have finished, and when asked to stop. Raises the error of a checkpoint that could not be written.
         """
+        self.savepoints.writer.check()
         if self.progress.step >= self.progress.total_steps:
             return None
         self._since = self._since or time.perf_counter()
@@ -88,6 +91,7 @@ class Trainer:
             batch = self._draw(self.progress.step + 1)
         if batch is not None and not self._acquire_gpu():
             batch = None
+        self.savepoints.writer.check()
         if batch is None:
             self._ended = "stopped" if any_rank(self.stopping.is_set(), self.ranks) else "no more experiences"
         return batch
@@ -123,18 +127,23 @@ class Trainer:
             self.metrics.write(self.progress.step, self.progress.metrics)
 
     def save_if_due(self) -> None:
-        """Save a checkpoint every `save_interval` steps and after the last one."""
+        """Save a checkpoint every `save_interval` steps and after the last one; it is written beside the next steps."""
         step = self.progress.step
         if step == self.progress.total_steps or (self.save_interval and step % self.save_interval == 0):
             with self._timer.part("save"):
                 self._save()
 
     def finish(self) -> None:
-        """Save the last step, unless it is saved, and note why training ends and how many rows are left."""
+        """Save the last step, unless it is saved, and note why training ends and how many rows are left.
+
+        Waits for the checkpoint to be written.
+        """
         progress = self.progress
-        if progress.saved_step != progress.step:
+        if self._copied_step != progress.step:
             with torch.no_grad():
                 self._save()
+        self.savepoints.writer.close()
+        progress.saved_step = progress.step
         progress.state = "stopped" if self._ended == "stopped" else "done"
         if progress.state == "done" and self.source is not None:
             self._untrained = self.source.untrained_rows()
@@ -184,14 +193,14 @@ class Trainer:
     def _without_batch(self) -> bool:
         """Asked again and again while there is no batch: True if none is waited for any more."""
         self._release_gpu()
-        return self.stopping.is_set()
+        return self._stops()
 
     def _acquire_gpu(self) -> bool:
         """Wait for the engine to leave the GPU, if it shares it; False if asked to stop meanwhile."""
         if self._gpu is None or self._gpu.held:
             return True
         with self._timer.part("wait"):
-            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self.stopping.is_set, self._tell)
+            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self._stops, self._tell)
         if acquired and self._is_offloaded:
             with self._timer.part("reload"):
                 self.learner.reload()
@@ -205,6 +214,10 @@ class Trainer:
                 self._is_offloaded = True
             self._gpu.release()
 
+    def _stops(self) -> bool:
+        """True if nothing is waited for any more."""
+        return self.stopping.is_set() or self.savepoints.writer.failed
+
     def _by_explorer(self) -> dict[str, float]:
         """Rows of the step's batch and their mean staleness, by explorer."""
         found = self.source.contributions(self.progress.step) if self.source is not None else {}
@@ -217,17 +230,25 @@ class Trainer:
         self.progress.waits = text
 
     def _save(self) -> None:
-        """Save a checkpoint of the present step. Collective.
+        """Copy a checkpoint of the present step, to be written beside the next ones. Collective.
 
-        It is named only when the checkpoint and all it builds on are on the disk, the metrics of its steps included.
+        It is named only when it and all it builds on are on the disk, the metrics of its steps included. Until then the
+        store's batches of its steps are not final.
         """
         self.progress.state = "saving"
-        if self.metrics is not None:
-            self.metrics.flush()
-        if self.source is not None:
-            self.source.before_save(self.progress.step)
-        last = self.progress.step == self.progress.total_steps
-        self.savepoints.save(self.learner, self.progress.step, self.publisher, last)
-        self.progress.saved_step = self.progress.step
-        if self.source is not None:
-            self.source.commit(self.progress.step, self.savepoints.oldest())
+        step = self.progress.step
+
+        def before_named() -> None:
+            if self.metrics is not None:
+                self.metrics.flush()
+            if self.source is not None:
+                self.source.before_save(step)
+
+        def after_named() -> None:
+            self.progress.saved_step = step
+            if self.source is not None:
+                self.source.commit(step, self.savepoints.oldest())
+
+        last = step == self.progress.total_steps
+        self.savepoints.save(self.learner, step, self.publisher, last, before_named, after_named)
+        self._copied_step = step

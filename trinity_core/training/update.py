@@ -36,14 +36,23 @@ class Cut:
     rows_per_unit: int = 1
     """Adjacent rows that must stay together."""
     packing: bool = True
+    largest_mask: int | None = LARGEST_MASK
+    """Rows whose attention mask would be larger do not share prompts; None where no mask is needed."""
+
+    def micro(self, batch: Batch, rows: Sequence[int]) -> Micro:
+        """The micro-batch of these rows."""
+        return build_micro(batch.experiences, rows, batch.width, self.packing, self.largest_mask)
 
 
-def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> list[Micro]:
-    """This rank's micro-batches, on its device. All ranks have the same number; some may be empty."""
+def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> list[Micro]:
+    """This rank's micro-batches, on its device. All ranks have the same number.
+
+    An empty one is of real rows without loss: it keeps a rank in step with the others.
+    """
     rows = batch.experiences
     prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
     budget, largest_mask = (
-        (cut.max_tokens, LARGEST_MASK if cut.packing else 0) if cut.rows is None else (cut.rows, None)
+        (cut.max_tokens, cut.largest_mask if cut.packing else 0) if cut.rows is None else (cut.rows, None)
     )
     if cut.rows is not None:
         prompts, responses = [0] * len(rows), [1] * len(rows)
@@ -54,16 +63,9 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> l
         units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
     shares = plan(units, budget, ranks.world_size, largest_mask)[ranks.rank]
     return [
-        (build_micro(rows, share, batch.width, cut.packing) if share else empty_micro(batch, cut)).to(
-            ranks.device, dtype
-        )
+        (cut.micro(batch, share) if share else cut.micro(batch, range(cut.rows_per_unit)).emptied()).to(ranks.device)
         for share in shares
     ]
-
-
-def empty_micro(batch: Batch, cut: Cut) -> Micro:
-    """A micro-batch of real rows without loss, which keeps a rank in step with the others."""
-    return build_micro(batch.experiences, range(cut.rows_per_unit), batch.width, cut.packing).emptied()
 
 
 @torch.no_grad()
@@ -109,6 +111,7 @@ def prepare(
     old_logprobs: Tensor | None,
     ref_logprobs: Tensor | None,
     values: Tensor | None,
+    entropies: Tensor | None = None,
 ) -> tuple[Prepared, dict[str, float]]:
     """The whole batch with its advantages, and their metrics.
 
@@ -136,11 +139,20 @@ def prepare(
         values=values,
         teacher_logprobs=batch.teacher_logprobs,
         old_logprobs=old_logprobs,
+        rollout_logprobs=_sampler_logprobs(batch, old_logprobs),
         ref_logprobs=ref_logprobs,
+        entropies=entropies,
         lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
     return prepared, result.metrics
+
+
+def _sampler_logprobs(batch: Batch, old_logprobs: Tensor | None) -> Tensor | None:
+    """[B, T] those of the policy that sampled; the old ones in rows that have none."""
+    if batch.rollout_logprobs is None or old_logprobs is None:
+        return old_logprobs
+    return torch.where(batch.has_rollout_logprobs[:, None], batch.rollout_logprobs, old_logprobs)
 
 
 def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:

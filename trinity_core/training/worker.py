@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config.schema import Config
+from trinity_core.errors import on_failure
 from trinity_core.imports import lean_imports
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
@@ -71,11 +72,11 @@ class TrainerWorker:
         """Train by `loop` (`trinity_core.runtime.run.train`) to the end, or until `stop`; the trainer's summary."""
         assert self._trainer is not None, "start comes before run"
         with Logged(f"training on rank {self.rank}", log):
-            with self._trainer.present():
+            with self._trainer.present(), on_failure(self._trainer.savepoints.writer.let_go):
                 loop(self._trainer)
             return self._trainer.summary()
 
-    def convert(self, step: int, merge: bool) -> str:
+    def convert(self, step: int, merge: bool = True) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
         from trinity_core.checkpoints.huggingface import huggingface_folder
 

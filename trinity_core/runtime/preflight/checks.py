@@ -24,13 +24,15 @@ from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import unusable_data
 from trinity_core.runtime.preflight.models import missing_models, template_notice, too_long_sequences
-from trinity_core.runtime.preflight.needs import Need, size, total
-from trinity_core.runtime.preflight.resource_estimate import ProcessEstimate, Room, room_for
+from trinity_core.runtime.preflight.needs import Need, least, size, total
+from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
 """Of a run on one machine (`benchmarks/plan.py`)."""
+WRITER_BYTES = 256 << 20
+"""Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 
@@ -229,11 +231,13 @@ def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
     """Of the machine's memory. A process on a GPU takes of it what it has beside the GPU."""
     needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
     of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
-    wanted = sum(max(each.number * total(memory), each.reading) for each, memory in needs)
-    wanted += of_gpus + OTHER_PROCESSES.bytes
+    wanted = sum(max(each.number * least(memory), each.reading) for each, memory in needs)
+    writers = sum(each.number for each in stage.processes if each.kind == TRAINER) * WRITER_BYTES
+    wanted += of_gpus + writers + OTHER_PROCESSES.bytes
     if any(memory for _, memory in needs) and wanted > room.memory:
-        parts = [f"{each.number} × {each.kind}, {size(total(memory))} ({_parts(memory)})" for each, memory in needs]
+        parts = [f"{each.number} × {each.kind}, {size(least(memory))} ({_parts(memory)})" for each, memory in needs]
         parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
+        parts += [f"{size(writers)} processes that write checkpoints"] * bool(writers)
         listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
         yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {listed}."
 
@@ -299,4 +303,5 @@ def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -
 
 
 def _parts(needs: tuple[Need, ...]) -> str:
-    return ", ".join(f"{size(need.bytes)} {need.what}" for need in sorted(needs, key=lambda need: -need.bytes))
+    taken = sorted((need for need in needs if not need.spared), key=lambda need: -need.bytes)
+    return ", ".join(f"{size(need.bytes)} {need.what}" for need in taken)

@@ -16,11 +16,18 @@ class Need:
     bytes: int
     why: str
     """How the number comes about, such as `33,571,328 parameters × 4 bytes`."""
+    spared: bool = False
+    """True for what is taken only where there is room for it."""
 
 
 def total(needs: Iterable[Need]) -> int:
     """Bytes of all needs together."""
     return sum(need.bytes for need in needs)
+
+
+def least(needs: Iterable[Need]) -> int:
+    """Bytes of the needs that nothing can spare."""
+    return sum(need.bytes for need in needs if not need.spared)
 
 
 def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:

@@ -85,7 +85,7 @@ class MicroBatches:
     longest: int
     """Tokens of the longest sequence."""
     mask: int
-    """Elements of the attention masks of all of them, which the trainer makes before the first."""
+    """Elements of the largest attention mask; each is made for its pass alone."""
 
 
 def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
@@ -107,8 +107,9 @@ def micro_batches(config: Config, settings: TrainSettings | CriticSettings, work
     made = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
     costs = [unit.cost(largest) for unit in made]
     top = made[costs.index(max(costs))]
-    masks = sum(mask_elements(len(unit.rows), prompt, response) for unit in made if unit.cost(largest) == unit.tokens)
-    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, masks)
+    shared = [len(unit.rows) for unit in made if unit.cost(largest) == unit.tokens]
+    mask = mask_elements(max(shared, default=0), prompt, response)
+    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, mask)
 
 
 def _joined(units: Sequence[RowUnit]) -> RowUnit:
@@ -124,8 +125,8 @@ def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, resp
     top = min(each, here)
     count = -(-here // top)
     prompts = -(-top // repeats)
-    tokens, masks = prompts * prompt + top * response, here * mask_elements(1, prompt, response)
-    return MicroBatches(count, tokens, top * response, top, prompt + response, masks)
+    tokens, mask = prompts * prompt + top * response, mask_elements(top, prompt, response)
+    return MicroBatches(count, tokens, top * response, top, prompt + response, mask)
 
 
 BUCKET = 500_000_000
@@ -218,13 +219,13 @@ class TrainedModel:
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Of the machine's memory, for a worker on a GPU: what is offloaded, and copies for a checkpoint."""
+        """Of the machine's memory, for a worker on a GPU: what is offloaded, and a file of a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
         offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
-        copies = max(part, self.saved_at_once)
-        return Need(f"{self.name} in host memory", offloaded + copies, f"{size(offloaded)} offloaded, copies to save")
+        taken = offloaded + self.largest_file
+        return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
     @property
     def bucket(self) -> int:
@@ -281,15 +282,22 @@ class TrainedModel:
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
-        """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
-        taken = self.saved_at_once if self.stage and not self.on_gpu else 0
-        why = f"{self.part:,} parameters × {self.state_bytes} bytes, at most {size(PIECE)} at once"
-        return Need(f"{self.name} copies for a checkpoint", taken, why)
+        """The copy of the largest file of a checkpoint, without which none is written."""
+        taken = 0 if self.on_gpu else self.largest_file
+        return Need(f"{self.name} file of a checkpoint", taken, f"weights, or at most {size(PIECE)} of the optimizer")
+
+    def copied(self) -> Need:
+        """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
+        each = self.width + self.state_bytes
+        share = self.trained // self.workers
+        why = f"{share:,} parameters × {each} bytes; where they find no room, steps wait for the disk"
+        return Need(f"{self.name} copy for checkpoints", each * share, why, spared=True)
 
     @property
-    def saved_at_once(self) -> int:
-        """Bytes of the optimizer's state that are copied before a file is written."""
-        return min(self.state_bytes * self.part, PIECE)
+    def largest_file(self) -> int:
+        """Bytes of the largest file of a checkpoint that this worker writes."""
+        share = self.trained // self.workers
+        return max(self.width * share, min(self.state_bytes * share, PIECE))
 
     @property
     def state_bytes(self) -> int:
@@ -322,8 +330,9 @@ def trainer_needs(
             *(each.kept_gradients() for each in models),
             *(each.left_by_loading() for each in models),
             *(Need("reference weights", need.bytes, need.why) for need in held),
-            Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
+            Need("attention mask", max(each.width * each.micro.mask for each in models), "of the largest micro-batch"),
             max(passing, key=lambda need: need.bytes),
+            *(each.copied() for each in models if not policy.on_gpu),
             Need(
                 "published weights",
                 slots * policy.published * (not policy.on_gpu),
@@ -340,4 +349,5 @@ def host_needs(
     models = [policy, *([critic] if critic else [])]
     moves = reference is not None and (reference.weights_offloaded or reference.colocated)
     kept = reference.width * reference.kept if reference is not None and moves else 0
-    return nonzero([base, *(each.on_host() for each in models), Need("reference weights", kept, "offloaded")])
+    held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
+    return nonzero([base, *held, Need("reference weights", kept, "offloaded")])

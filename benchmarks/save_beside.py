@@ -1,0 +1,124 @@
+"""What a checkpoint costs the steps beside which it is written: the wait at a step's boundary, and the next steps.
+
+One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps without a save
+and with one are taken in turn. A step may wait at most 10 % of itself.
+
+    python benchmarks/save_beside.py [--ranks 2] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from training_part import rollouts
+
+LIMIT = 0.1
+
+
+def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) -> tuple:
+    """A learner of a new model and its checkpoints."""
+    from trinity_core.config import config_from_dict
+    from trinity_core.data.tiny import make_model
+    from trinity_core.training.distributed import barrier, join, meeting_point
+    from trinity_core.training.learner import Learner
+    from trinity_core.training.savepoints import Savepoints
+
+    model = folder / "model"
+    group = join(rank, ranks, *(("127.0.0.1", port) if port else meeting_point()), use_gpu=False)
+    if rank == 0:
+        make_model(model, 0, size)
+    barrier(group)
+    config = config_from_dict(
+        {
+            "name": "run", "mode": "train", "checkpoint_root_dir": str(folder),
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 8, "optimizer": {"lr": 1e-5}},
+            "model": {"model_path": str(model), "max_prompt_tokens": 64, "max_response_tokens": 64},
+            "cluster": {"gpu_per_node": 0},
+            "trainer": {"max_checkpoints_to_keep": 1},
+            "buffer": {"batch_size": 16, "total_steps": 1000, "trainer_input": {"experience_buffer": {"name": "b"}}},
+        }
+    )  # fmt: skip
+    learner = Learner(config, 1000, group)
+    return learner, Savepoints(config, group, learner.engine.module.lm)
+
+
+def measure(learner: object, savepoints: object, rounds: int) -> dict[str, float]:
+    """Median seconds: of a step alone, of one while a checkpoint is written, of its copy, and until it is whole."""
+    rows = rollouts(learner.model_config.vocab_size)
+    step, found = 0, {"alone": [], "beside": [], "copy": [], "write": []}
+
+    def train(kind: str | None) -> None:
+        nonlocal step
+        step += 1
+        began = time.perf_counter()
+        learner.step(rows, step)
+        if kind:
+            found[kind].append(time.perf_counter() - began)
+
+    for number in range(-1, rounds):
+        for _ in range(3):
+            train("alone" if number >= 0 else None)
+        began = time.perf_counter()
+        savepoints.save(learner, step, None)
+        copied = time.perf_counter()
+        for _ in range(3):  # as many on every rank
+            is_written = savepoints.writer._written.done()
+            train("beside" if number >= 0 and not is_written else None)
+        savepoints.writer.until_written()
+        if number >= 0:
+            found["copy"].append(copied - began)
+            found["write"].append(time.perf_counter() - copied)
+    savepoints.writer.close()
+    return {name: statistics.median(seconds) for name, seconds in found.items() if seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is None:
+        return start(args)
+    from trinity_core.data.tiny import TinySize
+
+    size = TinySize() if args.tiny else TinySize(512, 1536, 8, 8, 4)
+    learner, savepoints = savepoints_of(args.folder, size, args.rank, args.ranks, args.port)
+    if args.rank > 0:
+        measure(learner, savepoints, args.rounds)
+        return 0
+    seconds = measure(learner, savepoints, args.rounds)
+    written = sum(file.stat().st_size for file in savepoints.layout.root.glob("global_step_*/**/*") if file.is_file())
+    print(f"{args.ranks} rank(s), checkpoints of {written / 1e6:.0f} MB")
+    for name, value in seconds.items():
+        print(f"{name:8}{value * 1e3:9.1f} ms {value / seconds['alone']:7.2f} steps")
+    wait = seconds["copy"] / seconds["alone"]
+    print(f"a step waits {wait:.1%} of itself (aim: at most {LIMIT:.0%})")
+    return int(wait > LIMIT)
+
+
+def start(args: argparse.Namespace) -> int:
+    """Start the ranks on one thread's share of the cores each; the exit code of the first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1] if args.ranks > 1 else 0
+    threads = max(1, len(os.sched_getaffinity(0)) // args.ranks)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *sys.argv, "--port", str(port), "--folder", folder]
+        started = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(args.ranks)]
+        return max(process.wait() for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Checkpoints that are written beside the steps: by one rank, by several, with little memory, and not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import psutil
+import pytest
+import torch
+
+from trinity_core.checkpoints.manifest import Entry, entry_of, write_manifest
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.processes import free_memory
+from trinity_core.training import saving
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.saving import CheckpointWriter
+
+
+@pytest.fixture
+def writers() -> Iterator[list[CheckpointWriter]]:
+    """Those of two ranks."""
+    both = [CheckpointWriter(Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
+    yield both
+    for writer in both:
+        writer.let_go()
+
+
+def one_rank() -> CheckpointWriter:
+    return CheckpointWriter(Ranks(0, 1, torch.device("cpu")))
+
+
+def named(**tensors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    return iter(tensors.items())
+
+
+@pytest.mark.parametrize("largest", [0, pytest.param(saving.PROCESS_BYTES, marks=pytest.mark.slow)])
+def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: int) -> None:
+    writer, done, entries = one_rank(), Event(), {}
+
+    def finish(written: dict[str, Entry]) -> None:
+        entries.update(written)
+        assert done.wait(60)
+
+    weights, mixed = torch.arange(1000.0), torch.arange(10).to(torch.bfloat16)
+    for step in (1, 2):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        done.clear()
+        with writer.start(step, folder, [0], largest, finish) as copying:
+            copying.file("actor/model.pt", named(a=weights[100:300].view(2, 100), b=mixed, c=torch.empty(0, 3)))
+            copying.file("versions.safetensors", named(a=weights), {"version": "7"})
+            copying.small["state.json"] = b"{}"
+        expected = weights[100:300].view(2, 100).clone()
+        weights += 1  # the next step
+        with pytest.raises(TransientFault, match=rf"step {step} .* within 0\.05 s"):
+            writer.until_written(0.05)
+        done.set()
+        writer.until_written()
+        found = torch.load(folder / "actor/model.pt", weights_only=True, mmap=True)
+        assert torch.equal(found["a"], expected) and torch.equal(found["b"], mixed) and found["c"].shape == (0, 3)
+        assert {name: entry_of(folder / name) for name in entries} == entries and len(entries) == 3
+    assert len(writer._segments) <= 2, "memory is used again"
+    worker = writer._worker
+    assert (worker is not None) is (largest > 0)
+    assert worker is None or psutil.Process(worker.process.pid).nice() > psutil.Process().nice()
+    writer.close()
+    assert worker is None or not worker.alive
+
+
+def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "free_memory", lambda: 0)
+    writer = one_rank()
+    with writer.start(1, tmp_path, [0], 0, lambda written: None) as copying:
+        for number in range(4):
+            copying.file(f"part_{number}.pt", named(a=torch.full((10,), float(number))))
+            assert len(writer._segments) == 1
+    writer.until_written()
+    assert not writer._segments, "and memory is given back"
+    assert [torch.load(tmp_path / f"part_{n}.pt", weights_only=True)["a"][0] for n in range(4)] == [0, 1, 2, 3]
+    writer.close()
+
+
+@pytest.mark.slow
+def test_dead_process_and_failed_copy_are_errors_of_the_run(tmp_path: Path) -> None:
+    writer = one_rank()
+    with writer.start(1, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
+        copying.file("a.pt", named(a=torch.zeros(1)))
+    writer.until_written()
+    assert writer._worker is not None
+    os.kill(writer._worker.process.pid, signal.SIGTERM)  # that is for the trainer
+    with writer.start(2, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
+        copying.file("a.pt", named(a=torch.zeros(1)))
+    writer.until_written()
+    os.kill(writer._worker.process.pid, signal.SIGKILL)
+    with writer.start(3, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
+        copying.file("a.pt", named(a=torch.zeros(1)))
+    with pytest.raises(TransientFault, match=r"step 3 .*exit code -9"):
+        writer.until_written()
+    assert writer.failed
+    with pytest.raises(ZeroDivisionError), writer.start(4, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None):
+        1 / 0  # noqa: B018 - while the state is copied
+    writer.let_go()
+    assert writer._written is None
+
+
+def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers: list[CheckpointWriter]) -> None:
+    folder, all_written = tmp_path / ".global_step_1.tmp-0", []
+    folder.mkdir()
+    for writer in reversed(writers):
+        rank = writer._ranks.rank
+        with writer.start(1, folder, [0, 1], 0, all_written.append) as copying:
+            for part in (0, 1):
+                copying.file(f"{rank}_{part}.pt", named(a=torch.full((5,), float(rank))))
+    for writer in writers:
+        writer.until_written()
+    assert sorted(all_written[0]) == ["0_0.pt", "0_1.pt", "1_0.pt", "1_1.pt"] and len(all_written) == 1
+    times = [(folder / f"{rank}_{part}.pt").stat().st_mtime_ns for part in (0, 1) for rank in (0, 1)]
+    assert times == sorted(times)
+    folder = tmp_path / ".global_step_2.tmp-0"
+    folder.mkdir()
+    with writers[0].start(2, folder, [0, 0], 0, all_written.append):
+        pass
+    (folder / "actor").write_text("a file in the place of a folder")
+    with writers[1].start(2, folder, [0, 0], 0, all_written.append) as copying:
+        copying.small["actor/1.pt"] = b"1"
+    for writer in writers:
+        with pytest.raises(TrinityError, match=r"writing .*1\.pt"):
+            writer.until_written()
+    assert len(all_written) == 1
+
+
+def test_file_of_a_rank_that_is_not_in_the_folder_is_refused(tmp_path: Path) -> None:
+    """As where each node has a folder of its own under one path."""
+    (tmp_path / "here.pt").write_bytes(b"1")
+    with pytest.raises(TrinityError, match=r"there\.pt.*checkpoint_root_dir"):
+        write_manifest(tmp_path, 1, {name: {"size": 1, "sha256": "0"} for name in ("here.pt", "there.pt")})
+
+
+def test_free_memory_is_at_most_what_a_container_has_left(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 400000\ninactive_file 300000\n")
+    assert free_memory([(tmp_path, "memory.max", "memory.current")]) == 400_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory([(tmp_path, "memory.max", "memory.current")]) > 1 << 20

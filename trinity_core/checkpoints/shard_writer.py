@@ -1,0 +1,148 @@
+"""Writes the files of a trainer's checkpoints, in a process of its own from memory that both have mapped.
+
+The process leaves the cores to the trainer, needs no interpreter lock of the trainer's, and gives no checkpoint its
+name: that is done by the trainer, which holds the run's lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.checkpoints.manifest import entry_of
+from trinity_core.errors import on_failure
+from trinity_core.files import clear_errors, sync_file, when_room
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor is in the memory of its piece."""
+
+    name: str
+    dtype: str
+    """Its name in torch: `bfloat16`."""
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """The tensors of one file of a checkpoint."""
+
+    file: str
+    """Its path in the checkpoint's folder."""
+    memory: str = ""
+    """The file that is mapped."""
+    bytes: int = 0
+    tensors: list[TensorPlace] = field(default_factory=list)
+    metadata: dict[str, str] | None = None
+    """Of a file in the safetensors format; None: the file is one of `torch.save`."""
+
+
+class ShardWriter:
+    """Writes files one after the other."""
+
+    def write(self, folder: str, piece: Piece) -> dict[str, int | str]:
+        """Write a piece into the checkpoint's folder and flush it; its entry in the manifest.
+
+        Raises TrinityError if the disk stays full, or is not writable.
+        """
+        path = Path(folder) / piece.file
+        with clear_errors("writing", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            when_room(partial(_write, dict(_mapped(piece)), path, piece.metadata), path)
+            sync_file(path)
+        return entry_of(path)
+
+    def convert(self, folder: str) -> None:
+        """Add the checkpoint in Hugging Face format, an adapter merged into its base.
+
+        Raises TrinityError if it cannot be converted.
+        """
+        from trinity_core.checkpoints.convert import convert
+
+        convert(Path(folder), merge=True)
+
+
+class ShardProcess(ShardWriter):
+    """The same in a process of its own. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
+
+    def __init__(self) -> None:
+        import torch
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        torch.set_num_threads(1)
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    with on_failure(partial(path.unlink, missing_ok=True)):
+        if metadata is None:
+            torch.save(tensors, path)
+        else:
+            save_file(tensors, path, metadata)
+
+
+def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as parts of the memory, each with a storage of its own: `torch.save` writes whole storages."""
+    import torch
+
+    memory: Any = None
+    if piece.bytes:
+        with Path(piece.memory).open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), piece.bytes)
+    for place in piece.tensors:
+        dtype: torch.dtype = vars(torch)[place.dtype]
+        count = torch.Size(place.shape).numel()
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset) if count else None
+        yield place.name, torch.empty(place.shape, dtype=dtype) if flat is None else flat.view(place.shape)
+
+
+class Segment:
+    """Memory without a name that grows with what is put into it, and is kept for the next checkpoint.
+
+    A page that is new costs three times the copy into it.
+    """
+
+    ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("trinity-checkpoint")
+        self._map: mmap.mmap | None = None
+        self._used = 0
+
+    def begin(self) -> None:
+        """Forget what is there."""
+        self._used = 0
+
+    def add(self, piece: Piece, name: str, tensor: torch.Tensor) -> None:
+        """Copy a tensor of any device to the end of `piece`, all of whose tensors are here."""
+        import torch
+
+        offset = -(-self._used // self.ALIGNMENT) * self.ALIGNMENT
+        self._used = offset + tensor.nbytes
+        if self._map is None or len(self._map) < self._used:
+            os.ftruncate(self._file, max(self._used, 2 * len(self._map or b"")))  # pages that nobody touches are free
+            self._map = mmap.mmap(self._file, 0)
+        if tensor.nbytes:
+            flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            flat.view(tensor.shape).copy_(tensor.detach())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        piece.tensors.append(TensorPlace(name, dtype, tuple(tensor.shape), offset))
+        piece.memory, piece.bytes = f"/proc/{os.getpid()}/fd/{self._file}", self._used
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._map = None
+        os.close(self._file)

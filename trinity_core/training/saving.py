@@ -1,0 +1,289 @@
+"""Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
+
+A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`; it
+writes small ones itself) and leaves the entries of what was written, or word that it failed, beside the temporary
+folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. Where the copies find no room in
+memory, a step waits for files to be written. One checkpoint is written at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.checkpoints.manifest import Entry, entry_of
+from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
+from trinity_core.children import CallFailed, NoAnswer, Worker
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import clear_errors, when_room, write_json
+from trinity_core.processes import free_memory, yield_cores
+from trinity_core.threads import DaemonThreads
+from trinity_core.waits import Wait, poll
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity_core.training.distributed import Ranks
+
+WRITE_SECONDS = 7200.0
+"""For one checkpoint to be written by all ranks: as long as one rank waits for another in a collective."""
+POLL_SECONDS = 0.05
+"""Between two looks for what other ranks have written."""
+SPARE_MEMORY = 1 << 30
+"""Bytes of the machine's memory that copies leave free."""
+PROCESS_BYTES = 32 << 20
+"""Size of a file from which on a process writes: it takes seconds to start."""
+FAILED = "failed_{}"
+"""The mark of a rank that could not write."""
+TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one rank. `call`, `give_back` and `trim` belong to the thread that writes."""
+
+    def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
+        self._ranks = ranks
+        self._ranks_here = ranks_here
+        self._worker: Worker | None = None
+        self._written: Future[None] | None = None
+        self._segments: list[Segment] = []
+        self._free: SimpleQueue[Segment] = SimpleQueue()
+        self._is_scarce = False
+        """Steps have waited for memory."""
+        self._uses_process = False
+        self.step = 0
+        """Of the checkpoint that is being written, or was written last."""
+        self.doing = ""
+        """What is done for it, in words."""
+
+    @property
+    def failed(self) -> bool:
+        """True if the last checkpoint could not be written, which `check` raises."""
+        return self._written is not None and self._written.done() and self._written.exception() is not None
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written."""
+        if self.failed:
+            self.until_written()
+
+    def until_written(self, seconds: float = WRITE_SECONDS) -> None:
+        """Wait for the last checkpoint to be whole. Raises its error; TransientFault if that takes too long."""
+        if self._written is None:
+            return
+        wait = Wait(f"the checkpoint of step {self.step} to be written")
+        for _ in poll(seconds):
+            if self._written.done():
+                self._written.result()
+                return
+            wait.note(self.doing)
+        raise TransientFault(
+            f"the checkpoint of step {self.step} has not been written within {seconds:g} s: rank {self._ranks.rank} "
+            f"{self.doing}"
+        )
+
+    def start(
+        self, step: int, folder: Path, turns: list[int], largest: int, finish: Callable[[dict[str, Entry]], None]
+    ) -> Copying:
+        """Begin to write the checkpoint of `step` into `folder`; the one before is whole.
+
+        `turns` are those of `checkpoint.writing_turns`, `largest` the bytes of this rank's largest file. `finish` is
+        called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest.
+        """
+        self.step, self.doing = step, "begins"
+        self._uses_process = largest >= PROCESS_BYTES
+        copying = Copying(self, SPARE_MEMORY + self._ranks_here * largest)
+        work = _Writing(self, copying, folder, turns, finish).run
+        self._written = DaemonThreads(f"checkpoint-{step}").submit(work)
+        return copying
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, end the process and give the memory back.
+
+        Raises what `until_written` raises.
+        """
+        try:
+            self.until_written()
+        finally:
+            self._end()
+
+    def let_go(self) -> None:
+        """`close` after an error, the checkpoint's or another one: what keeps it from being written is logged."""
+        try:
+            self.close()
+        except (TrinityError, TransientFault) as error:
+            log.warning("the checkpoint of step %d is lost: %s", self.step, error)
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.kill(daemons=False)
+            self._worker = None
+        for segment in self._segments:
+            segment.close()
+        self._segments, self._free, self._written = [], SimpleQueue(), None
+
+    def segment(self, spare: int) -> Segment:
+        """Memory for a file: used before, or new if more than `spare` bytes are free, or what is written next."""
+        if self._free.empty() and self._segments and free_memory() < spare:
+            self._is_scarce = True
+            wait = Wait("room in memory for a copy of the weights")
+            for _ in poll(WRITE_SECONDS):
+                self.check()
+                wait.note(self.doing)
+                if not self._free.empty():
+                    break
+        if self._free.empty():
+            self._segments.append(Segment())
+            self._free.put(self._segments[-1])
+        segment = self._free.get()
+        segment.begin()
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """The file of this memory has been written."""
+        self._free.put(segment)
+
+    def trim(self) -> None:
+        """The checkpoint is written: let go of memory that others may need."""
+        if self._is_scarce:
+            while not self._free.empty():
+                self._free.get().close()
+            self._segments, self._is_scarce = [], False
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault where its process dies."""
+        if not self._uses_process:
+            return getattr(ShardWriter(), method)(*arguments)
+        try:
+            if self._worker is None:
+                self._worker = Worker(TARGET, environment=os.environ | {"OMP_NUM_THREADS": "1"})
+                self._worker.make({})
+                yield_cores(self._worker.process.pid)
+            return self._worker.call(method, *arguments, seconds=WRITE_SECONDS)
+        except CallFailed as error:
+            text = str(error) if error.is_for_users else f"writing the checkpoint of step {self.step} failed: {error}"
+            raise TrinityError(text) from error
+        except NoAnswer as error:
+            self._worker = None
+            raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
+
+
+class Copying:
+    """The files of one checkpoint while they are copied into memory."""
+
+    def __init__(self, writer: CheckpointWriter, spare: int) -> None:
+        self.files: SimpleQueue[tuple[Piece, Segment] | BaseException | None] = SimpleQueue()
+        """What there is to write; None at the end, an exception if the copy failed."""
+        self.small: dict[str, bytes] = {}
+        """Files that need no memory of their own."""
+        self._writer, self._spare = writer, spare
+
+    def file(self, name: str, tensors: Iterator[tuple[str, Tensor]], metadata: dict[str, str] | None = None) -> None:
+        """Copy the tensors of one file, each before the next is asked for."""
+        segment, piece = self._writer.segment(self._spare), Piece(name, metadata=metadata)
+        for tensor_name, tensor in tensors:
+            segment.add(piece, tensor_name, tensor)
+        self.files.put((piece, segment))
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.files.put(error)
+
+
+class _Writing:
+    """One rank's thread."""
+
+    def __init__(
+        self, writer: CheckpointWriter, copying: Copying, folder: Path, turns: list[int],
+        finish: Callable[[dict[str, Entry]], None],
+    ) -> None:  # fmt: skip
+        self._writer, self._copying, self._folder, self._finish = writer, copying, folder, finish
+        self._ranks, self._turns = writer._ranks, turns
+        self._marks = folder.with_name(f"{folder.name}-ranks")
+        """A temporary folder too, by its name, in which ranks say what they have written."""
+
+    def run(self) -> None:
+        """Write this rank's files as they come; on rank 0 also finish the checkpoint. Raises what goes wrong."""
+        try:
+            written = self._write_own()
+            if self._ranks.first:
+                for rank in range(1, self._ranks.world_size):
+                    written |= self._of_rank(f"all_{rank}", rank)
+                shutil.rmtree(self._marks, ignore_errors=True)
+                self._writer.doing = "is finishing it"
+                self._finish(written)
+            self._writer.trim()
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def _write_own(self) -> dict[str, Entry]:
+        written: dict[str, Entry] = {}
+        while (item := self._copying.files.get()) is not None:
+            if isinstance(item, BaseException):
+                raise TransientFault("its copy in memory was not finished") from item
+            piece, segment = item
+            number = len(written)
+            if any(self._turns):
+                self._await_turn(number)
+            self._writer.doing = f"writes {piece.file}"
+            written[piece.file] = self._writer.call("write", str(self._folder), piece)
+            self._writer.give_back(segment)
+            if any(self._turns):
+                self._mark(f"{number}_{self._ranks.rank}", {})
+        for name, content in self._copying.small.items():
+            written[name] = self._write_small(self._folder / name, content)
+        if self._ranks.world_size > 1:
+            self._mark(f"all_{self._ranks.rank}", written)
+        return written
+
+    def _write_small(self, path: Path, content: bytes) -> Entry:
+        with clear_errors("writing", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            when_room(partial(path.write_bytes, content), path)
+        return entry_of(path)
+
+    def _await_turn(self, number: int) -> None:
+        """Wait until ranks of earlier turns have written their file of this number, and the others the one before."""
+        own = self._turns[self._ranks.rank]
+        for rank, turn in enumerate(self._turns):
+            if turn < own:
+                self._of_rank(f"{number}_{rank}", rank)
+            elif turn > own and number:
+                self._of_rank(f"{number - 1}_{rank}", rank)
+
+    def _mark(self, name: str, content: dict[str, Any]) -> None:
+        self._marks.mkdir(exist_ok=True)
+        write_json(self._marks / f"{name}.json", content)
+
+    def _of_rank(self, name: str, rank: int) -> dict[str, Any]:
+        """What a rank has left under a name. Raises its error, and TransientFault if it is not there in time."""
+        self._writer.doing = f"waits for rank {rank}"
+        for _ in poll(WRITE_SECONDS, POLL_SECONDS):
+            for mark in (FAILED.format(rank), f"all_{rank}", name):
+                with suppress(FileNotFoundError):
+                    content: dict[str, Any] = json.loads((self._marks / f"{mark}.json").read_text())
+                    if mark == FAILED.format(rank):
+                        kind = TrinityError if content["is_final"] else TransientFault
+                        raise kind(f"rank {rank}: {content['error']}")
+                    return content
+        raise TransientFault(f"rank {rank} has not written its part of the checkpoint within {WRITE_SECONDS:g} s")
+
+    def _tell(self, error: Exception) -> None:
+        """Leave word for rank 0 that this rank has failed."""
+        if not self._ranks.first:
+            with suppress(OSError, TrinityError):
+                told = {"error": str(error), "is_final": isinstance(error, TrinityError)}
+                self._mark(FAILED.format(self._ranks.rank), told)
