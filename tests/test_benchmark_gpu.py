@@ -16,7 +16,7 @@ PARTS = {
     "sync": {"publish_s", "verify_s", "load_s"},
     "paths": {"float32_logprob_gap", "bfloat16_gradient_gap", "packed_ms", "flash_ms", "varlen_ms", "flex_ms"},
     "steps": {"zero2", "zero2_checkpointing", "zero2_offload", "zero3_checkpointing"},
-    "resume": {"save_s", "load_s", "exact"},
+    "resume": {"copy_s", "write_s", "load_s", "exact"},
     "engine": {"eager"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from batches import make_batch
+from saving_helpers import save
 
 from trinity_core.training.distributed import join, meeting_point
 
@@ -26,7 +27,7 @@ OPTIMIZER_OFFLOAD = {"trainer__trainer_config__actor_rollout_ref__actor__fsdp_co
 )
 def test_steps_between_moves_are_the_same_steps(make_config, tmp_path, overrides):
     """Moved before and after the first step, and saved while its states are away: bit for bit the same."""
-    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.checkpoint import load
     from trinity_core.training.learner import Learner
     from trinity_core.training.state import optimizer_state, weights
 
