@@ -379,7 +379,8 @@ def part_resume(scale: Scale) -> Result:
     differing = sum(int((first[name] != second[name]).sum()) for name in first)
     most = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
     return {
-        "copy_s": seconds[1] - seconds[0], "write_s": written, "load_s": seconds[3] - seconds[2], "largest_difference": most,
+        "copy_s": seconds[1] - seconds[0], "write_s": written, "load_s": seconds[3] - seconds[2],
+        "largest_difference": most,
         "differing_share": differing / sum(w.numel() for w in first.values()), "exact": not differing,
     }  # fmt: skip
 
