@@ -250,7 +250,8 @@ def _trained(
 ) -> TrainedModel:
     width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
     stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
-    micro = micro_batches(config, settings, placement.trainers)
+    sharing = config.trainer.ulysses_sequence_parallel_size
+    micro = micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(
         name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
         offloaded=settings.optimizer_offload, weights_offloaded=settings.param_offload,

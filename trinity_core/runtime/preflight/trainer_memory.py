@@ -85,8 +85,15 @@ class MicroBatches:
     """Elements of the largest attention mask; each is made for its pass alone."""
 
 
-def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
-    """The micro-batches of the worker that has the largest one."""
+def micro_batches(
+    config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int = 1
+) -> MicroBatches:
+    """The micro-batches of the worker that has the largest one; its part of them where `sharing` workers share each."""
+    if sharing > 1:
+        wide = settings.with_values({"max_tokens": settings.max_tokens * sharing})
+        made = micro_batches(config, wide, max(workers // sharing, 1))
+        parts = (-(-count // sharing) for count in (made.tokens, made.targets, made.rows))
+        return MicroBatches(made.count, *parts, made.longest, made.mask)
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows = config.buffer.train_batch_size
     pairs = config.algorithm.algorithm_type == "dpo"
