@@ -72,7 +72,7 @@ def measure(learner: object, savepoints: object, rounds: int) -> dict[str, float
         for _ in range(3):  # as many on every rank
             is_written = savepoints.writer._written.done()
             train("beside" if number >= 0 and not is_written else None)
-        savepoints.writer.wait()
+        savepoints.writer.until_written()
         if number >= 0:
             found["copy"].append(copied - began)
             found["write"].append(time.perf_counter() - copied)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides, StageName
+from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, MergeAdapters, Overrides, StageName
 from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.configuration import load_checked
@@ -20,6 +20,7 @@ def convert(
     stage: StageName = "",
     checkpoint_dir: CheckpointDir = "",
     base_model_dir: BaseModelDir = "",
+    merge: MergeAdapters = False,
 ) -> list[str]:
     """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone.
 
@@ -30,4 +31,4 @@ def convert(
     with retry_only_transient_faults():
         folder = checkpoint_dir or str(job_dir_of(load_checked(config, overrides), stage))
         base = Path(base_model_dir) if base_model_dir else None
-        return PREFECT.call("convert", lambda: [str(path) for path in convert_all(Path(folder), base)])
+        return PREFECT.call("convert", lambda: [str(path) for path in convert_all(Path(folder), base, merge)])

@@ -50,6 +50,7 @@ RunName = Annotated[
     Name, _shown("Run", "Run whose checkpoints are meant, where it is called otherwise than configured")
 ]
 BaseModelDir = Annotated[str, _shown("Base model", "For checkpoints that lack their config.json")]
+MergeAdapters = Annotated[bool, _shown("Merge adapters", "Whole models from LoRA adapters and their base")]
 CHOICES = (
     "base (the model before training), latest, missing (checkpoints without a score), all, or a step; empty: as "
     "explorer.bench_on_latest_checkpoint says"

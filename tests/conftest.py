@@ -88,7 +88,7 @@ def tiny_engine(tiny_folder):
     from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.settings import EngineSettings
 
-    settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64)
+    settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64, grammars=True)
     engine = InProcessEngine(settings)
     with mock.patch.dict(os.environ, settings.environment()):
         asyncio.run(engine.start())

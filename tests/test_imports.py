@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import pickle
+import sys
 
 import pytest
 import torch
 import transformers.utils
 
-from trinity_core.imports import lean_imports
+from trinity_core.imports import HIDDEN, lean_imports
 from trinity_core.lazy import torch as lazy
 
 
@@ -31,6 +33,18 @@ def test_garbage_is_collected_after_an_import_that_failed() -> None:
 def test_transformers_is_told_to_do_without_scipy() -> None:
     with lean_imports():
         assert not transformers.utils.is_scipy_available() and not transformers.utils.is_sklearn_available()
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is there again afterwards."""
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with lean_imports():
+        with lean_imports():
+            pass
+        with pytest.raises(ImportError):
+            importlib.import_module(name)
+    assert importlib.util.find_spec(name) is not None
 
 
 def test_lazy_torch_is_pickled_as_torch() -> None:

@@ -84,7 +84,7 @@ def reply(connection: Connection, served: Served, method: str, arguments: tuple[
     try:
         result = served.answer(method, arguments)
         message = {"bytes": True} if isinstance(result, bytes) else {"result": result}
-        outcome.set_result((json.dumps(message).encode(), result))
+        outcome.set_result((json.dumps(message, default=number).encode(), result))
     except Exception as error:  # noqa: BLE001 - the object may raise anything; the parent is told
         outcome.set_exception(error)
     raised = outcome.exception()
@@ -95,6 +95,14 @@ def reply(connection: Connection, served: Served, method: str, arguments: tuple[
     connection.send_bytes(header)
     if isinstance(result, bytes):
         connection.send_bytes(result)
+
+
+def number(value: Any) -> Any:
+    """A NumPy scalar as Python's number or flag. Raises TypeError for what is none."""
+    item = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return item()
 
 
 def described(raised: BaseException) -> dict[str, Any]:

@@ -40,6 +40,14 @@ _guardians: dict[int, str] = {}
 _lock = threading.Lock()
 
 
+def ending(returncode: int | None) -> str:
+    """How a process ended: its exit code, or the signal that ended it."""
+    if returncode is None or returncode >= 0:
+        return f"exit code {returncode}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"signal {-returncode} ({names.get(-returncode, 'unknown')})"
+
+
 class NoAnswer(Exception):
     """A worker has died or did not answer in time; it has been killed. Another one may do better.
 
@@ -181,7 +189,7 @@ class Worker(Child):
             with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
                 self.process.wait(END_SECONDS)
             self.kill()
-            raise NoAnswer(f"ended with exit code {self.process.returncode}", died=True) from None
+            raise NoAnswer(f"ended with {ending(self.process.returncode)}", died=True) from None
         except OSError:
             self.kill()
             raise NoAnswer(f"gave a reply of more than {self._most_bytes} bytes", died=False) from None

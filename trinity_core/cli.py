@@ -185,11 +185,13 @@ def convert(
     base_model_dir: Annotated[
         Path | None, typer.Option(help="The base model, for checkpoints that lack their config.json.")
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge LoRA adapters into their base: whole models.")] = False,
 ) -> None:
-    """Convert checkpoints to Hugging Face folders (`actor/huggingface`); what is converted already is left alone."""
+    """Convert checkpoints to Hugging Face folders (`actor/huggingface`, LoRA adapters to `actor/lora_adapter`); what is
+    converted already is left alone."""
     from trinity_core.checkpoints.convert import convert_all
 
-    for folder in convert_all(checkpoint_dir, base_model_dir):
+    for folder in convert_all(checkpoint_dir, base_model_dir, merge):
         typer.echo(folder)
 
 

@@ -29,6 +29,8 @@ from typing import Any
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
+ADAPTER = "lora_adapter"
+"""The folder of a checkpoint's adapter, in that of its actor."""
 LATEST_STATE_DICT = "latest_state_dict_iteration.txt"
 
 
@@ -125,6 +127,10 @@ class JobLayout:
     def huggingface(self, step: int) -> Path:
         """The policy in Hugging Face format."""
         return self.actor(step) / "huggingface"
+
+    def adapter(self, step: int) -> Path:
+        """The policy's LoRA adapter as peft reads it, or before a conversion its configuration alone."""
+        return self.actor(step) / ADAPTER
 
     def steps(self) -> list[int]:
         """Steps that have a folder, ascending, whole or not."""

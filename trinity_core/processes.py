@@ -39,15 +39,20 @@ def free_memory(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
     return free
 
 
-def run_when_idle(pid: int) -> None:
-    """Let a process of ours, and what it will start, compute when nothing else does (Linux: niceness 19).
+YIELDING = 10
+"""Niceness more than ours: a tenth of a core beside a thread of ours, all of one that is idle."""
 
-    Sessions have a niceness of their own where the kernel groups processes by them.
+
+def yield_cores(pid: int) -> None:
+    """Let a process of ours compute where we do not.
+
+    Sessions have a niceness of their own where Linux groups processes by them.
     """
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDING, 19)
     with suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
     with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text("19")
+        Path(f"/proc/{pid}/autogroup").write_text(str(YIELDING))
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:

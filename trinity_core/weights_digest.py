@@ -31,7 +31,7 @@ def weights_digest(model_path: str) -> str:
     Tensors by name, type and shape with a sample of their bytes: copies of a folder are equal, and so is another
     division into files. Configuration and tokenizer play no part. Raises DataError for a damaged safetensors file.
     """
-    folder = _folder(model_path)
+    folder = model_folder(model_path)
     files = (weight_files(folder) or sorted([*folder.glob("*.pt"), *folder.glob("*.pth")])) if folder else []
     whole = [file for file in files if file.suffix == ".safetensors"]
     parts = sorted(part for file in whole for part in _tensors(file)) or [_blocks(file) for file in files]
@@ -52,7 +52,8 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def _folder(model_path: str) -> Path | None:
+def model_folder(model_path: str) -> Path | None:
+    """A model's folder, of one on the hub that in the local cache; None if there is none."""
     if Path(model_path).is_dir():
         return Path(model_path)
     from huggingface_hub import try_to_load_from_cache

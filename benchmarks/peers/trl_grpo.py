@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--lora", action="store_true")
     args = parser.parse_args()
 
     import torch
@@ -57,6 +58,11 @@ def main() -> None:
         def on_step_end(self, *_: object, **__: object) -> None:
             self.times.append(time.perf_counter())
 
+    adapter = None
+    if args.lora:
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     ends = StepEnds()
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
@@ -64,6 +70,7 @@ def main() -> None:
         reward_funcs=reward,
         train_dataset=dataset,
         callbacks=[ends],
+        peft_config=adapter,
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True,

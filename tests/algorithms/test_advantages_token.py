@@ -140,6 +140,9 @@ def test_every_advantage_is_called_alike(name):
     extra = {
         "ppo": {"values": logprobs},
         "on_policy_distill": {"teacher_logprobs": logprobs, "old_logprobs": logprobs},
+        "jsd": {"teacher_logprobs": logprobs, "old_logprobs": logprobs},
+        "m2po": {"rollout_logprobs": logprobs, "old_logprobs": logprobs},
+        "clipb": {"entropies": logprobs, "old_logprobs": logprobs},
         "step_wise_grpo": {"run_ids": [0, 1, 2]},
         "gigpo": {"run_ids": [0, 1, 2]},
     }

@@ -24,6 +24,8 @@ from trinity_core.algorithms.kl import KLFn
 from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 
 ROWS, LENGTH = 8, 5
+WHOLE = ("rewards", "values", "teacher_logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
+"""What an advantage may take of a batch."""
 NO_KL = {"kl_loss_fn": "none", "kl_loss_fn_args": {}}
 IS_EXPERT = torch.tensor([False, False, True, True, False, False, True, False])
 
@@ -58,7 +60,7 @@ def train(spec, inputs, cuts, ranks=1, step=3):
     """Gradient of the log-probs and metrics after a batch cut into `cuts` (row indices), dealt out to ranks."""
     objective = Objective(spec)
     mask, is_expert = inputs["mask"], inputs["is_expert"]
-    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    whole = {k: inputs[k] for k in WHOLE}
     advantages = objective.advantages(
         mask, is_expert, group_ids=["a"] * 4 + ["b"] * 4, run_ids=[*range(8)], **whole
     ).advantages
@@ -171,7 +173,7 @@ def test_excluded_rows_do_not_affect_the_others(name):
     objective = Objective(spec_of(name))
     inputs = batch(5, experts=False)
     rest, ids = ~IS_EXPERT, [0, 0, 0, 0, 1, 1, 1, 1]
-    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    whole = {k: inputs[k] for k in WHOLE}
     whole |= {"group_ids": torch.tensor(ids), "run_ids": torch.arange(8)}
     with_them = objective.advantages(inputs["mask"], IS_EXPERT, **whole)
     alone = objective.advantages(inputs["mask"][rest], **{k: v[rest] for k, v in whole.items()})
@@ -446,8 +448,9 @@ def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch
         spec_of("ppo", advantage_fn=registered(monkeypatch, ADVANTAGES, function), advantage_fn_args={}, **NO_KL)
     )
     ids = [*"aaaabbbb"]
-    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    whole = {k: inputs[k] for k in WHOLE}
     whole |= {"group_ids": ids, "rollout_ids": ids, "run_ids": ids, "states": ids, "turns": torch.arange(ROWS)}
+    whole |= {"entropies": inputs["entropy"]}
     objective.advantages(inputs["mask"], lengths=inputs["mask"].sum(-1), **whole)
     assert len(got) == 1 and got[0] is not None
     assert objective.needs_reference == (name == "ref_logprobs")

@@ -83,6 +83,22 @@ WORKS: list[tuple[str, str, Any]] = [
     ("explorer.gpu_memory_utilization=0.5", f"{ENGINES}.gpu_memory_utilization", 0.5),
     ("synchronizer.sync_method=NCCL", "synchronizer.sync_method", "nccl"),
     ("synchronizer.sync_style=FIXED", "synchronizer.sync_style", "fixed"),
+    ("synchronizer.sync_style=fully_async", "synchronizer.sync_style", "trainer_driven"),
+    ("synchronizer.sync_style=fully_async", "synchronizer.sync_in_flight", True),
+    ("algorithm={algorithm_type: grpo, policy_loss_fn: m2po}", "algorithm.advantage_fn", "m2po"),
+    ("algorithm={algorithm_type: grpo, policy_loss_fn: m2po}", "algorithm.policy_loss_fn", "importance_sampling"),
+    ("algorithm={algorithm_type: grpo, policy_loss_fn: m2po}", "algorithm.rollout_correction", "bypass"),
+    (
+        "algorithm={policy_loss_fn: m2po, policy_loss_fn_args: {m2_threshold: 0.1, log_ratio_clip: 20.0}}",
+        "algorithm.advantage_fn_args",
+        {"m2_threshold": 0.1},
+    ),
+    ("algorithm={algorithm_type: raft, repeat_times: 1}", "algorithm.advantage_fn_args", {"selection": "all"}),
+    (
+        f"{INPUT}.default_reward_fn_type=math_boxed_reward_naive_dapo",
+        f"{INPUT}.default_reward_fn_type",
+        "math_dapo_reward",
+    ),
     ("synchronizer={sync_iteration_interval: 4}", "synchronizer.sync_interval", 4),
     (f"{EXPERIENCES}.storage_type=QUEUE", f"{EXPERIENCES}.storage_type", "queue"),
     ("trainer.max_token_len_per_gpu=null", "trainer.max_token_len_per_gpu", 16384),
@@ -117,7 +133,7 @@ def test_a_key_of_the_field_sets_what_it_is_called_here(override: str, key: str,
 
 
 NOTED = [
-    ("group=a", "group. Runs are grouped by project"),
+    ("group=a", "group. A run's folder is checkpoint_root_dir/project/name"),
     ("trainer.trainer_strategy=fsdp", "trainer.trainer_strategy. DeepSpeed shards the model"),
     (f"{TRAIN}.rollout_args.logprobs=20", "rollout_args.logprobs. The log-prob of each sampled token"),
     (f"{ENGINES}.enable_chunked_prefill=true", f"{ENGINES}.enable_chunked_prefill. vLLM prefills in chunks on a GPU"),
@@ -131,6 +147,9 @@ NOTED = [
     ),
     (f"{VERL}.data.max_prompt_length=512", f"{VERL}.data. The run's own sections say this"),
     (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron. There is no Megatron"),
+    ("explorer.over_rollout={ratio: 0.2, wait_after_min: 30}", "explorer.over_rollout.ratio. A step waits for all its"),
+    ("explorer.dynamic_timeout={enable: true, ratio: 3}", "explorer.dynamic_timeout.enable. A workflow may take max"),
+    ("explorer.max_inflight_batches=4", "explorer.max_inflight_batches. See synchronizer.sync_offset"),
     ("algorithm={algorithm_type: raft, repeat_times: 4}", "raft learns from the best rollouts of each task"),
 ]
 
@@ -143,7 +162,8 @@ def test_a_key_without_effect_is_told(override: str, notice: str) -> None:
 
 
 QUIET = [
-    "group=''", "cluster.total_gpu_num=0", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
+    "group=''", "cluster.total_gpu_num=0", "explorer.dynamic_timeout={enable: false, ratio: 3}",
+    "algorithm.optimizer.fused=true", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
     "model.lora_configs=null", "model.tinker={enable: false}", "model.external_model={enable: false}",
     "explorer.concurrent_mode=asynchronous", f"{TRAIN}.format.image_key=null", f"{TRAIN}.enable_progress_bar=false",
     f"{ENGINES}.use_v1=true", f"{ENGINES}.repetition_penalty=1.0", "trainer.enable_preview=true", "data_processor={}",
@@ -160,7 +180,7 @@ def test_a_value_that_asks_for_nothing_is_dropped(override: str) -> None:
 
 CORRECTED = "algorithm.rollout_correction"
 REFUSED = [
-    ("model.lora_configs=[{lora_rank: 8}]", "model.lora_configs", "there are no LoRA adapters"),
+    (f"{VERL}.critic.model.lora_rank=8", f"{VERL}.critic.model.lora_rank", "it has no adapter"),
     ("model.tinker={enable: true, rank: 16}", "model.tinker.enable", "not by Tinker"),
     ("model.rope_scaling={type: yarn}", "model.rope_scaling", "in the model folder's config.json"),
     ("model.repetition_penalty=1.1", "model.repetition_penalty", "as the trainer's log-probs are"),
@@ -168,10 +188,15 @@ REFUSED = [
     (f"{TRAIN}.format.workflow_key=w", f"{TRAIN}.format.workflow_key", "make a task set of each"),
     ("trainer.trainer_strategy=megatron", "trainer.trainer_strategy", "Megatron does not train here"),
     (f"{ACTOR}.strategy=megatron", f"{ACTOR}.strategy", "Megatron does not train here"),
-    ("explorer.over_rollout.ratio=0.2", "explorer.over_rollout.ratio", "a step waits for all its tasks"),
-    ("explorer.dynamic_timeout.enable=true", "explorer.dynamic_timeout.enable", "a workflow may take max_timeout"),
     ("buffer.trainer_input.sft_warmup_steps=5", "buffer.trainer_input.sft_warmup_steps", "a stage warms up"),
-    ("algorithm.advantage_fn=clipb", "algorithm.advantage_fn", "it clips by the entropy of each token"),
+    ("algorithm.advantage_fn=clipv", "algorithm.advantage_fn", "write clipb"),
+    ("algorithm.algorithm_type=cpt", "algorithm.algorithm_type", "write sft"),
+    ("algorithm={policy_loss_fn: m2po, advantage_fn: rloo}", "algorithm.policy_loss_fn", "algorithm_type: m2po"),
+    (
+        "data_processor.task_pipeline={inputs: [x], operators: [{name: human_preference_annotation_mapper}]}",
+        "data_processor.task_pipeline.operators[0].name",
+        "docs/human.md",
+    ),
     ("algorithm.optimizer.optimizer_type=sgd", "algorithm.optimizer.optimizer_type", "AdamW is the only optimizer"),
     (f"{VERL}.trainer.resume_mode=resume_path", f"{VERL}.trainer.resume_mode", "use continue_from_checkpoint"),
     (f"{VERL}.reward_model.enable=true", f"{VERL}.reward_model.enable", "one of explorer.auxiliary_models"),
@@ -183,7 +208,6 @@ REFUSED = [
     (f"{CORRECTED}={{bypass_mode: true, loss_type: reinforce, rollout_is: token}}", CORRECTED, "policy_loss_fn"),
     (f"{CORRECTED}={{rolout_is: token}}", CORRECTED, "rolout_is: there is no such key"),
     (f"{VERL}.algorithm.rollout_correction.rollout_rs=token_k1", f"{VERL}.algorithm.rollout_correction", "rollout_rs:"),
-    ("algorithm={algorithm_type: raft, repeat_times: 1}", "algorithm.repeat_times", "as Trinity-RFT's raft"),
     (f"{TRAIN}.path='  '", f"{TRAIN}.path", "must be given, and not be blank"),
     (f"{TRAIN}.path=null", f"{TRAIN}.path", "must be given, and not be blank"),
 ]

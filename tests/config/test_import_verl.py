@@ -254,7 +254,8 @@ def test_supervised_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert (first.format.prompt_key, first.format.response_key) == ("extra_info.question", "extra_info.answer")
     assert train_settings(made).micro_batch_size == 4
-    assert "model.lora_rank=32" in left_out
+    assert made.model.lora is not None and "lora" not in left_out
+    assert (made.model.lora.lora_rank, made.model.lora.lora_alpha) == (32, 16)
 
 
 HYDRA = """
@@ -303,7 +304,10 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=remax"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "there is no Megatron"),
-        ("actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32", "lora_alpha=32"),
+        (
+            "actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.exclude_modules=[k_proj]",
+            "exclude_modules=",
+        ),
         ("data.image_key=images", "there are no images"),
         ("custom_reward_function.path=my.py custom_reward_function.name=score", "register score"),
         ('trainer.logger=\'["console","swanlab"]\'', "mlflow is used"),

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.data.files import looks_local, read_rows
 from trinity_core.errors import DataError
 
@@ -85,6 +86,17 @@ def test_exact_split_name_wins(tmp_path, files, split, taken):
     for file in files:
         jsonl(tmp_path / file, [{"file": file}])
     assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
+
+
+def test_a_list_of_paths_is_one_data_set(tmp_path):
+    rows = [{"n": 1}, {"n": 2}]
+    jsonl(tmp_path / "b.jsonl", rows[1:])
+    jsonl(tmp_path / "parts" / "train.jsonl", rows[:1])
+    config = TasksetConfig.model_validate({"path": [f"{tmp_path}/parts", f"{tmp_path}/b.*"]})
+    assert read_rows(config.path).rows == rows
+    assert read_rows(TasksetConfig.model_validate(config.model_dump()).path).rows == rows
+    with pytest.raises(DataError, match=r"folder \S+/none.jsonl;"):
+        read_rows(TasksetConfig(path=[f"{tmp_path}/b.jsonl", f"{tmp_path}/none.jsonl"]).path)
 
 
 def test_unread_files_of_a_split_are_logged(tmp_path, caplog):

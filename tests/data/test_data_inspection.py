@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from trinity_core.cli import app
 from trinity_core.config import Config, config_from_dict
+from trinity_core.data.guess import guessed_format
 from trinity_core.data.inspection import inspect
 from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
@@ -71,6 +72,68 @@ def test_long_prompts_are_counted_as_the_run_treats_them(given: dict[str, Any], 
     assert tasks.rows == 3 and [row.location.line for row in tasks.rejected] == [5, 2]
     assert tasks.lengths[0].over == 1 and "rejected" in tasks.lengths[0].beyond
     assert "more than the 30 allowed" in tasks.rejected[1].reason
+
+
+TALK = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "use", "expected"),
+    [
+        ({"prompt": "1+1?", "response": "2"}, "tasks", {}),
+        ({"question": "1+1?", "answer": "2"}, "tasks", {"prompt_key": "question", "response_key": "answer"}),
+        ({"problem": "1+1?"}, "evaluation", {"prompt_key": "problem"}),
+        (
+            {"prompt": TALK[:1], "reward_model": {"ground_truth": "2"}},
+            "tasks",
+            {"prompt_type": "messages", "messages_key": "prompt", "response_key": "reward_model.ground_truth"},
+        ),
+        ({"messages": TALK, "tools": None}, "demonstrations", {"prompt_type": "messages"}),
+        (
+            {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}], "system": "Add."},
+            "demonstrations",
+            {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "system"},
+        ),
+        (
+            {"instruction": "Add.", "input": "1+1", "output": "2"},
+            "demonstrations",
+            {"prompt_key": "instruction", "response_key": "output"},
+        ),
+        ({"question": "1+1?", "chosen": "2", "rejected": "3"}, "preferences", {"prompt_key": "question"}),
+        ({"chosen": TALK, "rejected": [TALK[0], TALK[0] | TALK[1] | {"content": "3"}]}, "preferences",
+         {"prompt_type": "messages"}),
+        ({"x": 1, "y": 2}, "tasks", {}),
+    ],
+)  # fmt: skip
+def test_a_format_is_guessed_by_the_columns(row: dict[str, Any], use: str, expected: dict[str, str]) -> None:
+    assert guessed_format([row, row], use) == expected
+
+
+def test_a_format_that_is_not_given_is_guessed(given: dict[str, Any], tmp_path: Path) -> None:
+    tasksets = given["buffer"]["explorer_input"]
+    del tasksets["taskset"]["format"]
+    tasks, test = inspect(config_from_dict(given))
+    assert tasks.problem and not test.guess
+    assert tasks.guess == FORM and "format: {prompt_key: question, response_key: answer}" in report_text(tasks, False)
+    tasksets["taskset"]["format"] = tasks.guess
+    tasks, _ = inspect(config_from_dict(given))
+    assert tasks.rows == 4 and not tasks.guess
+
+
+def test_columns_that_nothing_reads_are_named(given: dict[str, Any], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "answers.jsonl", [{"question": "1+1?", "answer": "2", "id": 7, "source": "x"}] * 2)
+    [answers] = inspect(supervised(given, "sft", tmp_path / "answers.jsonl"))
+    assert answers.spare == ["id", "source"] and "not read: id, source" in report_text(answers, False)
+
+
+def test_rows_may_lack_a_prompt_that_the_workflow_makes(given: dict[str, Any], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [{"level": 1}, {"level": 2}])
+    given["buffer"]["explorer_input"]["taskset"] |= {
+        "default_workflow_type": "command_workflow", "workflow_args": {"command": "play"},
+    }  # fmt: skip
+    given["explorer"] = {"rollout_model": {"enable_openai_api": True}}
+    tasks, _ = inspect(config_from_dict(given))
+    assert (tasks.rows, tasks.problem, tasks.rejected) == (2, "", [])
 
 
 def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path: Path) -> None:

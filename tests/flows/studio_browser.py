@@ -42,7 +42,7 @@ class Person:
 
     async def save_as(self, name: str) -> None:
         """Save under another name, which is then the chosen file."""
-        await self.page.until("document.body.innerText.includes('The settings are valid')", "there are no problems")
+        await self.page.until("document.body?.innerText.includes('The settings are valid')", "there are no problems")
         await self.page.click(button("Save as"))
         await self.page.fill(f"document.querySelector('{DIALOG} input')", name)
         await self.page.click(button("Save", DIALOG))
@@ -61,7 +61,7 @@ class Person:
 
     async def state(self, title: str, *states: str) -> None:
         """Wait until the run whose page is open is in one of these states."""
-        shown = f"/^({'|'.join(states)})$/m.test(document.body.innerText)"
+        shown = f"/^({'|'.join(states)})$/m.test(document.body?.innerText ?? '')"
         await self.page.until(shown, f"{title} is {' or '.join(states)}", RUN_SECONDS)
 
     async def drawn(self, steps: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 
@@ -153,16 +154,6 @@ def test_errors_are_openais(api):
         assert not_valid.value.type == "invalid_request_error" and not_valid.value.code is None
     assert "at most 128" in refused(answer, client, n=129)[1]["message"]
     assert "tool_call_parser" in refused(answer, client, tools=[ADD])[1]["message"]
-    for forced in (
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
-        {"tools": [ADD], "tool_choice": "required"},
-        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
-    ):
-        status, body = refused(answer, client, stream=True, **forced)
-        assert status == refused(answer, client, **forced)[0]
-        assert status == 400 and body["message"].count("\n") == 0
-        assert "forced into a grammar" in body["message"] and "tool_choice 'auto'" in body["message"]
     for wrong in (
         {"logprobs": True, "top_logprobs": 21},
         {"logit_bias": {"999999": 1}},
@@ -189,6 +180,62 @@ def test_errors_are_openais(api):
     })  # fmt: skip
     missing.name = "nobody"
     assert refused(answer, api.client(missing))[0] == 404
+
+
+# ---- answers in a grammar ----
+
+COUNT = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "enum": [1, 2, 3]}, "sure": {"type": "boolean"}},
+    "required": ["n", "sure"],
+    "additionalProperties": False,
+}
+YES_OR_NO = {"extra_body": {"structured_outputs": {"choice": ["yes", "no"]}}}
+AS_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "count", "schema": COUNT}}}
+
+
+@pytest.mark.parametrize("where", ["policy", "session", "judge"])
+def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
+    with serving(tiny_folder, tiny_engine, judge=True) as api:
+        client = api.client(api.session(seed=1) if where == "session" else None)
+        whole = []
+        for seed in range(8):
+            ask = {"model": "judge" if where == "judge" else "policy", "messages": ASK, "max_tokens": 100, "seed": seed}
+            given = client.chat.completions.create(**ask, **AS_JSON).choices[0]
+            parts = client.chat.completions.create(**ask, **AS_JSON, stream=True)
+            text = given.message.content
+            assert text == "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+            assert client.chat.completions.create(**ask, **YES_OR_NO).choices[0].message.content in ("yes", "no")
+            if given.finish_reason == "stop":  # white space is allowed, and this model was never trained
+                whole.append(json.loads(text))
+    assert whole and all(said.keys() == {"n", "sure"} and said["n"] in (1, 2, 3) for said in whole)
+
+
+def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
+    """The answers before and after it do, with the log-probs of the whole distribution."""
+    session = api.session(seed=2)
+    client, messages = api.client(session), list(ASK)
+    lengths = []
+    for args in ({}, YES_OR_NO, {}):
+        given = answer(client, messages, **args)
+        lengths.append(given.usage.completion_tokens)
+        messages += [given.choices[0].message, {"role": "user", "content": "And then?"}]
+    assert messages[3].content in ("yes", "no")
+    [sequence] = checked(session, tiny_engine)
+    assert sequence.mask.sum() == lengths[0] + lengths[2] and len(sequence.answers) == 2
+    assert session.guided == (1, lengths[1]) and session.sampled_tokens == sum(lengths)
+    answer(client, [{"role": "user", "content": "As JSON!"}], **AS_JSON)
+    alone = session.sequences()[1]
+    assert not alone.mask.any() and not alone.answers
+
+
+def test_a_grammar_that_cannot_be_is_refused(api):
+    for wrong in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "no type"}}}},
+        {"extra_body": {"structured_outputs": {"regex": "("}}},
+    ):
+        for args in ({}, {"stream": True}):
+            assert refused(answer, api.client(), **wrong, **args)[0] == 400
 
 
 # ---- what sessions record ----

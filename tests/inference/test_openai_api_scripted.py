@@ -161,6 +161,30 @@ def test_a_tool_is_called_and_its_result_continues(api, speaker, ask):
     assert speaker.heard[1][: len(speaker.heard[0])] == speaker.heard[0]
 
 
+@pytest.mark.parametrize("ask", [ask, stream])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_is_context_of_what_follows(api, speaker, ask, choice):
+    say(speaker, f"I must.</think>{CALL}", "So it is.</think>5")
+    session = api.session()
+    client = api.client(session)
+    message = ask(client, ASK, tool_choice=choice)
+    given = message if isinstance(message, dict) else message.model_dump()
+    [call] = given["tool_calls"]
+    assert call["function"]["name"] == "add" and call["function"]["arguments"].replace(" ", "") == '{"x":2,"y":3}'
+    ask(client, [*ASK, message, {"role": "tool", "tool_call_id": call["id"], "content": "5"}])
+    [sequence] = session.sequences()
+    prompt, answer = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
+    assert f"{CALL}<|im_end|>\n<|im_start|>tool\n5<|im_end|>" in api.tokenizer.decode(prompt)
+    assert api.tokenizer.decode(answer) == "So it is.</think>5<|im_end|>" and sequence.mask.all()
+
+
+def test_strict_tools_that_the_model_may_choose_guide_nothing(api, speaker):
+    say(speaker, "Hm.</think>No.")
+    session = api.session()
+    ask(api.client(session), ASK, parallel_tool_calls=False)
+    assert session.guided == (0, 0) and session.sequences()[0].mask.all()
+
+
 @pytest.mark.parametrize("is_eval", [False, True])
 def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
     """Where a request sets no limit, and never more than the context holds."""
@@ -181,8 +205,9 @@ def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
     assert limits[:3] == [256, 300, 9] and limits[3] == 1024 - len(speaker.heard[3]) < 256 and limits[4] == 7
 
 
+@pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("streams", [False, True])
-def test_openai_agents_work_unchanged(api, speaker, streams):
+def test_openai_agents_work_unchanged(api, speaker, streams, model):
     import agents
 
     agents.set_tracing_disabled(True)
@@ -199,8 +224,7 @@ def test_openai_agents_work_unchanged(api, speaker, streams):
 
     async def main():
         client = openai.AsyncOpenAI(base_url=api.server.base_url(session), api_key=api.server.key)
-        model = agents.OpenAIChatCompletionsModel("policy", client)
-        agent = agents.Agent("adder", instructions="Add.", tools=[add], model=model)
+        agent = agents.Agent("adder", instructions="Add.", tools=[add], model=getattr(agents, model)("policy", client))
         if not streams:
             return await agents.Runner.run(agent, "2 + 3?")
         result = agents.Runner.run_streamed(agent, "2 + 3?")

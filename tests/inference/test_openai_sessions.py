@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
+from trinity_core.data.spellings import canonical
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
-from trinity_core.inference.openai_api.recorder import Recorder, canonical
+from trinity_core.inference.openai_api.recorder import Recorder
 from trinity_core.inference.requests import Sample
 
 
@@ -146,6 +148,8 @@ def test_messages_that_continue_an_answer_find_it():
             "role": "assistant",
             "tool_calls": [{"function": {"name": "add", "arguments": json.dumps({"y": 2, "x": 2}, indent=1)}}],
         },
+        {"role": "assistant", "content": f"Calling tools:\n{[TOOL_CALL]}"},
+        {"role": "assistant", "content": [{"type": "text", "text": f"Calling tools:\n{[TOOL_CALL]}"}]},
     ],
 )
 def test_an_answer_is_known_in_all_its_spellings(back):
@@ -160,6 +164,50 @@ def calling(arguments, content=""):
 def test_white_space_around_an_answer_is_no_difference():
     assert canonical({"role": "assistant", "content": "\n 4\n"}) == canonical({"role": "assistant", "content": "4"})
     assert canonical({"role": "user", "content": "4\n"}) != canonical({"role": "user", "content": "4"})
+
+
+@pytest.mark.parametrize(
+    "said, back, same",
+    [
+        ("It is\n\n  4.", "It is 4.", True),
+        ('{"x": 1, "y": [2, 3]}', '{"y":[2,3],"x":1}\n', True),
+        ('{"x": 1, "y": [2, 3]}', '{"y":[3,2],"x":1}', False),
+        ("It is 4.", "It is4.", False),
+        ("[not JSON,  at all", "[not JSON, at all", True),
+        ("Calling tools:\n[not a list", "Calling tools: [not a list", True),
+        ("Calling tools:\n[1]", "Calling tools:\n[]", False),
+    ],
+)
+def test_white_space_within_an_answer_and_key_order_are_no_difference(said, back, same):
+    texts = [canonical({"role": "assistant", "content": content}) for content in (said, back)]
+    assert (texts[0] == texts[1]) == same
+
+
+@given(recorded(), st.data())
+def test_guided_answers_are_context(calls, data):
+    """Each other token still counts once, after the same tokens."""
+    marks = data.draw(st.lists(st.booleans(), min_size=len(calls), max_size=len(calls)))
+    calls = [replace(one, guided=mark) for one, mark in zip(calls, marks, strict=True)]
+    recorder = Recorder()
+    for one in calls:
+        recorder.record(one)
+    sequences = recorder.sequences()
+    found = {
+        int(sequence.logprobs[place]): sequence.tokens[: sequence.prompt_length + place + 1].tolist()
+        for sequence in sequences
+        for place in np.flatnonzero(sequence.mask)
+    }
+    firsts = np.cumsum([0] + [len(one.sample.tokens) for one in calls])
+    expected = {
+        int(first) + i: one.tokens[: len(one.prompt) + i + 1].tolist()
+        for first, one in zip(firsts[:-1], calls, strict=True)
+        if not one.guided
+        for i in range(len(one.sample.tokens))
+    }
+    assert found == expected
+    assert sum(int(sequence.mask.sum()) for sequence in sequences) == len(expected)
+    assert all((sequence.versions[~sequence.mask] == -1).all() for sequence in sequences)
+    assert all(sequence.mask[0] or not sequence.mask.any() for sequence in sequences)
 
 
 @pytest.mark.parametrize("back", ["{}", "", None, {}, '{"x": 2,', json.dumps('{"x": 2,')])

@@ -57,6 +57,19 @@ def test_answers_without_a_verdict_are_not_compared():
     assert _names(OPERATORS["zero_variance_group_filter"](rows)) == ["b", "b", "b"]
 
 
+def test_groups_are_kept_by_deviation_or_by_verdicts():
+    even, mixed, long = _group("even", 1, 1), _group("mixed", 1, 0), _group("long", 0.4, 0.9)
+    for row in long:
+        row.metrics["accuracy"] = 1.0  # the penalty for length differs, the verdict does not
+    rows = [*even, *mixed, *long, *_group("one", 1)]
+    assert _names(OPERATORS["reward_std_filter"](rows)) == ["mixed"] * 2 + ["long"] * 2
+    assert _names(OPERATORS["reward_std_filter"](rows, threshold=0.3)) == ["mixed"] * 2  # 0.5 and 0.25
+    assert _names(OPERATORS["dapo_dynamic_sampling"](rows)) == ["mixed"] * 2
+    by_reward = OPERATORS["dapo_dynamic_sampling"](rows, metric_key="none", correct_threshold=0.5)
+    assert _names(by_reward) == ["mixed"] * 2 + ["long"] * 2
+    assert OPERATORS["invalid_reward_filter"]([*mixed, replace(even[0], reward=None)]) == mixed
+
+
 def test_a_missing_reward_is_an_error():
     with pytest.raises(TrinityError, match="reward"):
         dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from preflight_configs import SHAPE, config_of
 
-from trinity_core.config import train_settings
+from trinity_core.config import LoraConfig, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.runtime.preflight.model_shape import shape_of
+from trinity_core.runtime.preflight.model_shape import adapter_parameters, shape_of
 from trinity_core.runtime.preflight.needs import Need, total
 from trinity_core.runtime.preflight.resource_estimate import (
     cpu_engine_needs,
@@ -34,6 +34,7 @@ from trinity_core.runtime.preflight.trainer_memory import (
     micro_batches,
     trainer_needs,
 )
+from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
 
@@ -171,6 +172,28 @@ def test_trainer_adds_critic_reference_and_published_weights():
     alone = total(trainer_needs(BASE, policy, None, None, 0))
     assert total(trainer_needs(BASE, policy, critic, None, 0)) == alone + 24 * MILLION
     assert total(trainer_needs(BASE, policy, None, policy, 3)) == alone + 4 * MILLION + 3 * 4 * MILLION
+
+
+def test_adapter_counts_its_own_parameters(model):
+    """As peft makes them; the base has weights alone, of which there is one copy, a quarter as large in 4 bits."""
+    lora, some = LoraConfig(lora_rank=4), LoraConfig(lora_rank=4, target_modules=["q_proj", "down_proj"])
+    shape = shape_of(str(model))
+    for chosen in (lora, some):
+        lm = load_causal_lm(str(model), torch.float32)
+        add_adapter(lm, chosen, "base", 0, dropout=False)
+        assert adapter_parameters(shape, chosen) == sum(p.numel() for p in lm.parameters() if p.requires_grad)
+    policy = TrainedModel("policy", shape, 4, 2, 2, MICRO, checkpointing=False, lora=lora)
+    count = adapter_parameters(shape, lora)
+    assert policy.weights().bytes == 4 * (shape.parameters + count)
+    assert policy.optimizer().bytes == 12 * (count // 2)
+    assert policy.update().bytes == 4 * count + 2 * 4 * (count // 2)
+    assert policy.published == 4 * count
+    large = replace(SHAPE, parameters=8_000_000_000, vocabulary=1000)
+    four = TrainedModel("policy", large, 2, 2, 1, MICRO, checkpointing=False, lora=LoraConfig(load_in_4bit=True))
+    assert four.weights().bytes == pytest.approx(0.52 * 8e9, rel=0.01)
+    engine = EngineSettings("x", 128, on_gpu=True, lora_rank=4)
+    needs = {need.what: need.bytes for need in gpu_engine_needs(replace(engine, kv_cache_gib=1), 1, shape, lora)}
+    assert needs["adapter"] == 2 * 2 * count
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def test_without_a_gpu_the_run_uses_the_cpu_and_memory_sync() -> None:
     method, notice = sync_method(config, placed)
     assert method == "memory" and "No GPU" in notice
     assert components_of(config, placed) == {"explore", "train"}
+    several = configured(synchronizer={"sync_method": "nccl"}, cluster={"node_num": 2, "ray_address": "auto"})
+    assert sync_method(several, placed)[0] == "checkpoint", "memory is that of one node"
 
 
 def test_what_the_machine_has_is_taken_and_shared_out() -> None:

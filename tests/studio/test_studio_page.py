@@ -31,7 +31,7 @@ def field(label: str) -> str:
 
 
 def has(text: str) -> str:
-    return f"document.body.innerText.includes({json.dumps(text)})"
+    return f"document.body?.innerText.includes({json.dumps(text)})"
 
 
 TEXT_AREA = "document.querySelector('textarea[aria-label=YAML]')"

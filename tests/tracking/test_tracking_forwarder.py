@@ -293,6 +293,23 @@ def test_an_experiment_keeps_the_kind_a_person_chose(root: Path, before: str | N
     assert client.get_experiment_by_name("project").tags["mlflow.experimentKind"] == after
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_load_of_the_machine_is_tracked(root: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
+    """Until the run ends; further where it is resumed; not at all if MLflow is told so."""
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", str(is_on).lower())
+    info, client, name = RunInfo("p", "n", root / "p" / "n"), mlflow_client(root), "system/cpu_utilization_percentage"
+    counts = []
+    for _ in range(2):
+        writer = open_writer("mlflow", info, root)
+        time.sleep(0.6)
+        writer.close(RunOutcome.FINISHED)
+        counts.append([point.step for point in client.get_metric_history(writer.run_id, name)])  # type: ignore[attr-defined]
+    first, both = counts
+    assert bool(first) == is_on and both[: len(first)] == first and both == list(range(len(both)))
+    assert len(both) > len(first) or not is_on
+
+
 def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
     """MLflow refuses a whole batch for one name with an `@` in it."""
     info = RunInfo("p", "n", root / "p" / "n")

@@ -34,7 +34,7 @@ def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale
     """What the kernel of CUDA computes, one sequence after the other, with the mask written out."""
     assert window_size == (-1, 0) and longest == queries.diff().max() and longest_keys == keys.diff().max()
     sequences = []
-    for begin, end, first, last in zip(queries, queries[1:], keys, keys[1:], strict=True):
+    for begin, end, first, last in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
         seen = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
         parts = [x[a:b].transpose(0, 1) for x, a, b in ((query, begin, end), (key, first, last), (value, first, last))]
         sequences.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa))

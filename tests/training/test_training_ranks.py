@@ -21,7 +21,7 @@ from trinity_core.training.sequence_parallel import install, split_sequences
 pytestmark = pytest.mark.slow
 
 
-def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, sharing=1, **offload):
+def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), sharing=1, **offload):
     config = {
         "name": name,
         "mode": "train",
@@ -31,6 +31,7 @@ def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, sharing=1, **o
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
         "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
     }
+    config["model"]["lora_configs"] = list(lora)
     if offload:
         config["trainer"]["trainer_config"] = {"actor_rollout_ref": {"actor": {"fsdp_config": offload}}}
     return {"name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None}
@@ -49,6 +50,8 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
     cases += [_case("offloaded2", 2, tiny_model, optimizer_offload=True)]
     cases += [_case("offloaded3", 3, tiny_model, optimizer_offload=True, param_offload=True)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, 10_000))]
+    adapter = [{"lora_rank": 4, "lora_alpha": 12}]
+    cases += [_case(f"adapter{stage}", stage, tiny_model, lora=adapter) for stage in (1, 2, 3)]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     port = free_port()
     script = Path(__file__).with_name("rank.py")
@@ -63,14 +66,19 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
         for process in ranks:
             process.kill()
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
-    half, alone = (
+    half, alone, adapted = (
         Learner(config_from_dict(case["config"]), 4, one_rank)
-        for case in (next(case for case in cases if case["name"] == "half2"), zero0)
+        for case in (
+            next(case for case in cases if case["name"] == "half2"),
+            zero0,
+            _case("", 0, tiny_model, lora=adapter),
+        )
     )
-    truth = {one: [one.step(make_batch(step, groups=3), step) for step in (1, 2)] for one in (half, alone)}
+    truth = {one: [one.step(make_batch(step, groups=3), step) for step in (1, 2)] for one in (half, alone, adapted)}
     for case in cases:
         # Two ranks add gradients in another order; in half precision a sum of two is rounded once more.
         other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
+        other = adapted if case["config"]["model"]["lora_configs"] else other
         result = torch.load(tmp_path / f"{case['name']}.pt", weights_only=True)
         for one, two in zip(truth[other], result["metrics"], strict=True):
             for name in one:

@@ -32,7 +32,7 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
     scores = MetricsFile(config.job_dir, "eval")
     for step, accuracy in enumerate((0.1, 0.7, 0.3, 0.7, 0.2), start=1):
         savepoints.save(learner, step, None, last=step == 5)
-        savepoints.writer.wait()
+        savepoints.writer.until_written()
         scores.write(step, {"eval/test/accuracy": accuracy})
     savepoints.writer.close()
     assert savepoints.layout.steps() == [2, 4, 5]

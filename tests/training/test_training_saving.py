@@ -57,16 +57,16 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
         expected = weights[100:300].view(2, 100).clone()
         weights += 1  # the next step
         with pytest.raises(TransientFault, match=rf"step {step} .* within 0\.05 s"):
-            writer.wait(0.05)
+            writer.until_written(0.05)
         done.set()
-        writer.wait()
+        writer.until_written()
         found = torch.load(folder / "actor/model.pt", weights_only=True, mmap=True)
         assert torch.equal(found["a"], expected) and torch.equal(found["b"], mixed) and found["c"].shape == (0, 3)
         assert {name: entry_of(folder / name) for name in entries} == entries and len(entries) == 3
     assert len(writer._segments) <= 2, "memory is used again"
     worker = writer._worker
     assert (worker is not None) is (largest > 0)
-    assert worker is None or psutil.Process(worker.process.pid).nice() == 19
+    assert worker is None or psutil.Process(worker.process.pid).nice() > psutil.Process().nice()
     writer.close()
     assert worker is None or not worker.alive
 
@@ -78,7 +78,7 @@ def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypat
         for number in range(4):
             copying.file(f"part_{number}.pt", named(a=torch.full((10,), float(number))))
             assert len(writer._segments) == 1
-    writer.wait()
+    writer.until_written()
     assert not writer._segments, "and memory is given back"
     assert [torch.load(tmp_path / f"part_{n}.pt", weights_only=True)["a"][0] for n in range(4)] == [0, 1, 2, 3]
     writer.close()
@@ -89,17 +89,17 @@ def test_dead_process_and_failed_copy_are_errors_of_the_run(tmp_path: Path) -> N
     writer = one_rank()
     with writer.start(1, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
-    writer.wait()
+    writer.until_written()
     assert writer._worker is not None
     os.kill(writer._worker.process.pid, signal.SIGTERM)  # that is for the trainer
     with writer.start(2, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
-    writer.wait()
+    writer.until_written()
     os.kill(writer._worker.process.pid, signal.SIGKILL)
     with writer.start(3, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
     with pytest.raises(TransientFault, match=r"step 3 .*exit code -9"):
-        writer.wait()
+        writer.until_written()
     assert writer.failed
     with pytest.raises(ZeroDivisionError), writer.start(4, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None):
         1 / 0  # noqa: B018 - while the state is copied
@@ -116,7 +116,7 @@ def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers:
             for part in (0, 1):
                 copying.file(f"{rank}_{part}.pt", named(a=torch.full((5,), float(rank))))
     for writer in writers:
-        writer.wait()
+        writer.until_written()
     assert sorted(all_written[0]) == ["0_0.pt", "0_1.pt", "1_0.pt", "1_1.pt"] and len(all_written) == 1
     times = [(folder / f"{rank}_{part}.pt").stat().st_mtime_ns for part in (0, 1) for rank in (0, 1)]
     assert times == sorted(times)
@@ -129,7 +129,7 @@ def test_ranks_write_in_turn_and_the_first_hears_of_all(tmp_path: Path, writers:
         copying.small["actor/1.pt"] = b"1"
     for writer in writers:
         with pytest.raises(TrinityError, match=r"writing .*1\.pt"):
-            writer.wait()
+            writer.until_written()
     assert len(all_written) == 1
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
+from saving_helpers import save
 
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
 from trinity_core.algorithms.kl import KLFn
@@ -158,11 +159,11 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
     from trinity_core.sync.checkpoint import CheckpointVersions
     from trinity_core.sync.versions import VersionPublisher
     from trinity_core.sync.weight_check import WeightCheck
-    from trinity_core.training.publish import trainer_rank
+    from trinity_core.training.publish import PolicyWeights, trainer_rank
     from trinity_core.training.state import weights
 
     versions = CheckpointVersions(folder)
-    rank = trainer_rank(trained.engine, trained.ranks, lambda version: True, lambda: False)
+    rank = trainer_rank(PolicyWeights(trained.engine), trained.ranks, lambda version: True, lambda: False)
     VersionPublisher(versions, rank).publish(1, WeightCheck((1, 2), (-1.0,)))
     loaded = dict(versions.load(1))
     assert torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"])
@@ -175,7 +176,7 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
 @pytest.mark.parametrize("stage", [None, 0, 3])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm):
-    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.checkpoint import load
     from trinity_core.training.state import optimizer_state, weights
 
     overrides = {} if stage is None else {"trainer__zero_stage": stage}
@@ -202,7 +203,7 @@ def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
 
     from trinity_core.checkpoints.convert import convert
     from trinity_core.errors import DataError
-    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.checkpoint import load
     from trinity_core.training.state import buffers, weights
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from saving_helpers import keep_for_resume
 
 from trinity_core.errors import TransientFault
 from trinity_core.layout import JobLayout
@@ -41,6 +42,7 @@ class TrainingEngine:
         lm.norm.register_buffer("bias_of_router", torch.ones(2, dtype=torch.float64))
         lm.norm.register_buffer("worked_out", torch.ones(2), persistent=False)
         self.settings = SimpleNamespace(zero_stage=0, dtype=torch.float32)
+        self.adapter = None
 
 
 class Sender:
@@ -63,7 +65,7 @@ def versions(tmp_path: Path) -> PushedVersions:
 
 
 def rank_zero(explorers_wait: Any = lambda version: True, stopping: Any = lambda: False, engine: Any = None):
-    return trainer_rank(engine or TrainingEngine(), ALONE, explorers_wait, stopping)
+    return trainer_rank(PolicyWeights(engine or TrainingEngine()), ALONE, explorers_wait, stopping)
 
 
 def pushing(
@@ -248,7 +250,7 @@ def test_resumed_engines_get_each_version_that_is_due(
             before.publisher.publish(0)
             for step in range(1, saved + 1):
                 before.train(step)
-            before.publisher.keep_for_resume(saved, checkpoint)
+            keep_for_resume(before.publisher, saved, checkpoint)
             before.versions.remove()
 
             after = SmallRun(config, folder, method, explored)
@@ -282,7 +284,7 @@ def test_versions_in_a_checkpoint_are_only_those_still_needed(make_config: Any, 
         explored.step = done
         folder = tmp_path / str(done)
         folder.mkdir()
-        run.publisher.keep_for_resume(7, folder)
+        keep_for_resume(run.publisher, 7, folder)
         assert sorted(kept_versions(folder)) == versions
     run.versions.remove()
 
@@ -296,7 +298,7 @@ def test_kept_versions_are_pushed_in_order_with_their_weights(make_config: Any, 
     for step in range(6):
         before.train(step)
     explored.step = 5
-    before.publisher.keep_for_resume(5, tmp_path)
+    keep_for_resume(before.publisher, 5, tmp_path)
     waits: list[int] = []
     pushed = PushedVersions(tmp_path / "after", spill=tmp_path / "spill")
     writer, senders = pushing(pushed, lambda version: waits.append(version) or True, engine=TrainingEngine())
@@ -341,7 +343,7 @@ def test_resume_finds_weights_after_an_interval_change(
     before = SmallRun(synchronous(make_config, 2), tmp_path / "before", "memory", explored)
     for explored.step in range(1, step + 1):
         before.train(explored.step)
-    before.publisher.keep_for_resume(step, tmp_path)
+    keep_for_resume(before.publisher, step, tmp_path)
     before.versions.remove()
     assert int(named.read_text()) == step - step % 2
     run = SmallRun(synchronous(make_config, new_interval), tmp_path / "after", "memory", explored)

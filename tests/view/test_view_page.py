@@ -19,6 +19,7 @@ from viewing import NASTY, rollout
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 from trinity_core.view.app import make_app
 from trinity_core.view.serving_page import serve
@@ -155,6 +156,8 @@ async def _nasty(page) -> None:
     await page.press("l")
     await page.until(f"document.querySelector('.tokens')?.innerText.includes({NASTY!r})")
     assert not await page.value("!!document.querySelector('#group script, #group img, #list script, #list img')")
+    marked = "[...document.querySelectorAll('.reference mark')].map((word) => word.innerText)"
+    assert await page.value(marked) == ["####", "4"], "what the answer lacks of the reference"
     colours = "[...new Set([...document.querySelectorAll('.t.a')].map((t) => t.style.background))].length"
     assert await page.value(colours) > 3, "each log-prob has its own shade"
     await page.press("3")
@@ -183,6 +186,42 @@ async def _long(page) -> None:
     await page.until("!!document.querySelector('.chunk:last-child .t')")
     await page.press("p", "n")
     await page.until("document.querySelector('#status').innerText.startsWith('token 29100 of 30000')")
+
+
+@pytest.mark.parametrize(("reference", "answer", "has"), [
+    ("a b c d", "b x d a", [False, True, False, True]),
+    ("the sum is 7", "so the total is\n7", [True, False, True, True]),
+    ("4", "", [False]),
+    ("", "4", []),
+])  # fmt: skip
+def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path, reference, answer, has) -> None:
+    load = "import('./static/difference.js')"
+
+    async def ask(address: str) -> None:
+        async with opened(address, tmp_path) as page:
+            found = await page.value(f"{load}.then((m) => m.difference({reference!r}, {answer!r}))")
+            assert found == [list(pair) for pair in zip(reference.split(), has, strict=True)]
+
+    with serving(run_folder) as address:
+        asyncio.run(ask(address))
+
+
+def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path, tokenizer) -> None:
+    """Against the last time before that the task was sampled, among what is loaded."""
+    rows = "[...document.querySelectorAll('#table tbody tr')]"
+    with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
+        for step, rewards in ((4, {"sums/3": 1.0, "words/3": 0.0}), (5, {"sums/3": 1.0})):
+            names = {task: f"explorer/{step}/{task}" for task in rewards}
+            again = [rollout(tokenizer, "2 + 2?", "4", reward, names[task], 0) for task, reward in rewards.items()]
+            store.put("explorer", step, {}, again, versions_used=3, drawn=[DrawnTask(names[t], t, 1) for t in rewards])
+
+    async def look(address: str) -> None:
+        async with opened(f"{address}/#run=run&tab=table&show=changed", tmp_path) as page:
+            await page.until(f"{rows}.length === 1")
+            assert await page.value(f"{rows}[0].cells[0].innerText + ' ' + {rows}[0].cells[1].innerText") == "4 sums/3"
+
+    with serving(run_folder) as address:
+        asyncio.run(look(address))
 
 
 def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, serving, tmp_path) -> None:

@@ -40,11 +40,11 @@ class Model:
         return Session()
 
 
-def run(tmp_path, script, reward_fn=None, truth="#### 4", **args):
+def run(tmp_path, script, reward_fn=None, truth="#### 4", raw=None, **args):
     agent = tmp_path / "agent.py"
     agent.write_text(f"import json, os\n{script}\n")
     args = {"command": [sys.executable, str(agent)], **args}
-    raw = {"prompt": "2 + 2?", "response": truth}
+    raw = raw or {"prompt": "2 + 2?", "response": truth}
     task = Task(0, raw, "set", "command_workflow", 2, reward_fn, workflow_args=args, group="g")
     pool = RewardPool(1)
     try:
@@ -76,8 +76,8 @@ assert seen == ['http://127.0.0.1:1/v1', 'sk-1', 'policy', 'yes'], seen
 assert 'PASSWORD' not in os.environ and '#### 4' not in json.dumps(task)
 assert task['messages'][-1]['content'] == '2 + 2?' and os.listdir() == []
 """
-    rows = run(tmp_path, script + SAYS.format("{'reward': 0.5}"), env={"MINE": "yes"})
-    assert [row.reward for row in rows] == [0.5, 0.5]
+    rows = run(tmp_path, script + SAYS.format("{'answer': '#### 4'}"), "math_reward", env={"MINE": "yes"})
+    assert [row.reward for row in rows] == [1.0, 1.0]
 
 
 def test_without_a_verdict_there_is_no_loss(tmp_path):
@@ -87,20 +87,41 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("raise SystemExit('no idea')", "status 1: no idea"),
+        ("raise SystemExit('no idea')", "exit code 1: no idea"),
+        ("os.kill(os.getpid(), 11)", r"signal 11 \(SIGSEGV\)"),
+        ("raise SystemExit(os.environ['OF_ANOTHER_SERVICE'])", r"exit code 1: \*\*\*"),
         ("raise SystemExit(f'with {os.environ}')", r"'OPENAI_API_KEY': '\*\*\*'"),
         ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
-        ("open('big', 'wb').write(bytes(1 << 25))", "status 1"),
+        ("open('big', 'wb').write(bytes(1 << 25))", "exit code 1"),
         ("while True: print('x' * 100_000)", "output"),
         (SAYS.format("{}"), "no answer"),
     ],
 )
-def test_a_command_that_fails_says_why(tmp_path, script, message):
+def test_a_command_that_fails_says_why(tmp_path, monkeypatch, script, message):
+    monkeypatch.setenv("OF_ANOTHER_SERVICE", "sk-other")
     with pytest.raises(CommandFailed, match=message):
-        run(tmp_path, script, "math_reward", memory_gib=1.0, file_gib=1 / 64)
+        run(tmp_path, script, "math_reward", memory_gib=1.0, file_gib=1 / 64, secrets=["OF_ANOTHER_SERVICE"])
+
+
+def test_a_secret_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TrinityError, match="secrets: the explorer has no NOT_SET"):
+        run(tmp_path, "pass", secrets=["NOT_SET"])
+
+
+def test_a_command_that_scores_itself_gets_the_row(tmp_path):
+    """Its seed differs between rollouts, and comes back where the task does."""
+    script = """
+task = json.load(open(os.environ['TRINITY_TASK']))
+reward = task['run'] + task['seed'] / 2**31 if task['row'] == {'target': 7} else None
+"""
+    agent = run(tmp_path, script + SAYS.format("{'reward': reward}"), raw={"target": 7})
+    again = run(tmp_path, script + SAYS.format("{'reward': reward}"), raw={"target": 7})
+    rewards = [row.reward for row in agent]
+    assert [int(reward) for reward in rewards] == [0, 1] and rewards[0] != rewards[1] - 1
+    assert rewards == [row.reward for row in again]
 
 
 @pytest.mark.parametrize("how", ["", ", start_new_session=True"])

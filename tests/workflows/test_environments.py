@@ -50,6 +50,11 @@ class Odd:
         if action == "die":
             print("my last words", file=sys.stderr)
             os._exit(3)
+        if action == "crash":
+            os.kill(os.getpid(), 11)
+        if action == "numpy":
+            import numpy as np
+            return action, np.float32(0.5), np.bool_(True), {"state": "s", "count": np.int64(3)}
         if action == "hang":
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             open(self.started, "w").write(str(child.pid))
@@ -240,7 +245,8 @@ def test_a_process_may_have_its_own_interpreter(odd, tmp_path):
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        (["go", "die"], "my last words"),
+        (["go", "die"], "ended with exit code 3: my last words"),
+        (["crash"], r"ended with signal 11 \(SIGSEGV\)"),
         (["raise"], "RuntimeError: no such thing"),
         (["nan"], "nan"),
         (["nonsense"], r"\['x', 'y'\]"),
@@ -251,6 +257,12 @@ def test_a_broken_environment_is_an_error_never_a_reward(odd, turns, message):
         play(*turns, environment=odd)
     assert not any(HOSTS.idle.values())
     assert play("go", "end", environment=odd)[0][0].reward == 2.0
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_numpys_numbers_are_numbers(odd, process):
+    [one], _ = play("go", "numpy", environment=odd, process=process)
+    assert one.reward == 1.5 and one.metrics["turns"] == 2
 
 
 def test_one_that_hangs_ends_with_what_it_started(odd, tmp_path):

@@ -29,6 +29,11 @@ OTHER_REFERENCE = (
     "another model from here on. To go on, give the model that it began with; for another reference, give the run "
     "another `name`, or set `continue_from_checkpoint: false`"
 )
+OTHER_BASE = (
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
+    "that model. To go on, give the model that it began with; for an adapter of another, give the run another `name`, "
+    "or set `continue_from_checkpoint: false`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,10 @@ def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str)
     return began if began is not None and began.differs(Beginning.of(model_path)) else None
 
 
-def refuse_other_reference(began: Beginning, model_path: str, job_dir: Path) -> None:
-    """Raise TrinityError: a run that `began` otherwise cannot take this model as its reference."""
-    raise TrinityError(_refusal(OTHER_REFERENCE, began, model_path, job_dir))
+def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base: bool) -> None:
+    """Raise TrinityError: a run that `began` otherwise cannot take this model as its reference; with `is_base`, as the
+    base of its adapter."""
+    raise TrinityError(_refusal(OTHER_BASE if is_base else OTHER_REFERENCE, began, model_path, job_dir))
 
 
 def begin_from(job_dir: JobLayout | Path | str, model_path: str, has_rows: bool) -> None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_core import adapters
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.manifest import damage
-from trinity_core.checkpoints.shards import merge, shard_files
+from trinity_core.checkpoints.shards import merge as merge_shards
+from trinity_core.checkpoints.shards import shard_files
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
@@ -26,7 +30,8 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.layout import MANIFEST, step_of
+from trinity_core.layout import ADAPTER, MANIFEST, step_of
+from trinity_core.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -44,10 +49,10 @@ COMPANIONS = (
 log = logging.getLogger(__name__)
 
 
-def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None) -> list[Path]:
-    """Convert the checkpoint that contains `checkpoint_dir`, or else every checkpoint below it.
+def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge: bool = False) -> list[Path]:
+    """Convert the checkpoint that contains `checkpoint_dir`, or else every checkpoint below it; see `convert`.
 
-    Returns the Hugging Face folders, including those converted before. Raises `DataError` if there is no checkpoint or
+    Returns the folders, including those converted before. Raises `DataError` if there is no checkpoint or
     one cannot be converted.
     """
     steps = find_steps(Path(checkpoint_dir))
@@ -55,7 +60,7 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None) -> lis
     folders = []
     for step in steps:
         if single or _has_model(step / "actor") or is_complete(step / "actor" / "huggingface"):
-            folders.append(convert(step, base_model_dir))
+            folders.append(convert(step, base_model_dir, merge))
         else:
             log.info("%s holds no shards of the policy; it is passed over", step)
     return folders
@@ -79,8 +84,11 @@ def find_steps(path: Path) -> list[Path]:
     return sorted(found, key=lambda folder: (folder.parent, step_of(folder)))
 
 
-def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
+def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool = False) -> Path:
     """Convert the checkpoint `step_folder` unless it has been; return its `actor/huggingface`.
+
+    Of a LoRA adapter that is `actor/lora_adapter`, the folder that peft reads; with `merge` it is merged into its base
+    model, in the wider dtype of the two, and the whole model is in `actor/huggingface`.
 
     `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them; `generation_config.json` names
     the tokens with which the chat template ends an answer. Data types are kept; a head that is tied to the embeddings
@@ -88,15 +96,22 @@ def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
     """
     actor = step_folder / "actor"
     target = actor / "huggingface"
-    if is_complete(target):
+    has_adapter = (actor / ADAPTER / adapters.CONFIG).is_file()
+    if has_adapter and not merge:
+        target = actor / ADAPTER
+    if (target / adapters.WEIGHTS).is_file() or is_complete(target):
         log.info("%s is converted already", target)
         return target
     is_ours = (step_folder / MANIFEST).exists()  # other systems' checkpoints have none
     if is_ours and (wrong := damage(step_folder)):
         raise DataError(f"{step_folder} is damaged: {wrong}. Convert another checkpoint")
+    if target.name == ADAPTER:
+        adapters.write_adapter(merge_shards(actor), adapters.read_config(target), target)
+        return target
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
-    tensors = _untie(_tensors(actor, config), config, actor)
+    tensors = _merged(step_folder, base_model_dir) if has_adapter else _tensors(actor, config)
+    tensors = _untie(tensors, config, actor)
     check_names(tensors, config, actor)
     _refuse_removed(step_folder, is_ours)
     temporary = temporary_sibling(target)
@@ -161,11 +176,48 @@ def _config(target: Path, base: Path | None, given: Path | None) -> dict[str, An
 
 def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     if shard_files(actor):
-        return {_plain_name(name): tensor for name, tensor in merge(actor).items()}
+        return {_plain_name(name): tensor for name, tensor in merge_shards(actor).items()}
     folder = megatron.find(actor)
     if folder is None:
         raise DataError(f"{actor} holds no model shards (model_world_size_*_rank_*.pt or a Megatron checkpoint)")
     return megatron.to_huggingface(megatron.read(folder), config)
+
+
+def _merged(step_folder: Path, base_model_dir: Path | None) -> dict[str, torch.Tensor]:
+    """The base model of a checkpoint's adapter with the adapter in it. Raises `DataError` if the base has changed."""
+    actor = step_folder / "actor"
+    config = adapters.read_config(actor / ADAPTER)
+    adapter = merge_shards(actor)
+    base = str(base_model_dir or config["base_model_name_or_path"])
+    began = json.loads((step_folder / STATE).read_text())["began"]
+    if began and Beginning(**began).differs(Beginning.of(base)):
+        raise DataError(
+            f"the adapter in {actor} belongs to {began['model']} as it was when the run began, and {base} is another "
+            "model or has been written again since; name the folder of its base with --base-model-dir"
+        )
+    folder = model_folder(base)
+    files = weight_files(folder) if folder is not None else []
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        raise DataError(f"{base} holds no safetensors into which the adapter in {actor} could be merged")
+    dtype = next(iter(adapter.values())).dtype
+    return dict(adapters.merge(_as_wide(_read(files), dtype), adapter, adapters.scaling(config)))
+
+
+def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                yield name, opened.get_tensor(name)
+
+
+def _as_wide(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in `dtype` where their own is narrower."""
+    import torch
+
+    for name, tensor in tensors:
+        yield name, tensor.to(torch.promote_types(tensor.dtype, dtype)) if tensor.is_floating_point() else tensor
 
 
 def _plain_name(name: str) -> str:

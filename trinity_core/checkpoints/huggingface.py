@@ -10,11 +10,11 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 
 
-def huggingface_folder(config: Config, step: int) -> Path:
-    """The Hugging Face folder of a checkpoint, converted if it has not been."""
+def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
+    """The Hugging Face folder of a checkpoint, converted if it has not been; that of an adapter without `merge`."""
     from trinity_core.checkpoints.convert import convert
 
-    return convert(config.job_dir / f"global_step_{step}", Path(config.model.model_path))
+    return convert(config.job_dir / f"global_step_{step}", Path(config.model.model_path), merge)
 
 
 def weights_digest(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Writes the files of a trainer's checkpoints, in a process of its own from memory that both have mapped.
 
-The process computes when nothing else does, needs no interpreter lock of the trainer's, and gives no checkpoint its
+The process leaves the cores to the trainer, needs no interpreter lock of the trainer's, and gives no checkpoint its
 name: that is done by the trainer, which holds the run's lock.
 """
 
@@ -64,10 +64,13 @@ class ShardWriter:
         return entry_of(path)
 
     def convert(self, folder: str) -> None:
-        """Add the checkpoint in Hugging Face format. Raises TrinityError if it cannot be converted."""
+        """Add the checkpoint in Hugging Face format, an adapter merged into its base.
+
+        Raises TrinityError if it cannot be converted.
+        """
         from trinity_core.checkpoints.convert import convert
 
-        convert(Path(folder))
+        convert(Path(folder), merge=True)
 
 
 class ShardProcess(ShardWriter):

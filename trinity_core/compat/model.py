@@ -13,6 +13,7 @@ import numpy as np
 
 from trinity_core.compat.experience import Experience
 from trinity_core.data.experience import Experience as Recorded
+from trinity_core.data.spellings import canonical
 from trinity_core.errors import TrinityError
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
@@ -192,13 +193,5 @@ class ModelWrapper:
 
 
 def _key(messages: Messages, tools: Any) -> Key:
-    """The tools, then each message: role, content, calls. White space around an answer makes no difference."""
-
-    def of(message: Mapping[str, Any]) -> str:
-        content = message.get("content") or ""
-        if message["role"] == "assistant" and isinstance(content, str):
-            content = content.strip()
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-        return json.dumps([message["role"], content, calls], sort_keys=True, default=str)
-
-    return (json.dumps(tools or [], sort_keys=True, default=str), *map(of, messages))
+    """The tools, then each message, however it is spelled."""
+    return (json.dumps(tools or [], sort_keys=True, default=str), *map(canonical, messages))

@@ -78,6 +78,7 @@ class Workflow:
     is_async: ClassVar[bool] = False
     arguments: ClassVar[Any] = None
     asks_models: ClassVar[bool] = False
+    needs_prompt: ClassVar[bool] = False
     repeat_times: int = 1
     run_id_base: int = 0
     # older names, which some classes override
@@ -131,6 +132,8 @@ class MultiTurnWorkflow(Workflow):
 
 class BaseSimpleWorkflow(Workflow):
     """One question, scored by the task's reward class."""
+
+    needs_prompt = True
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
         self.reset(task)

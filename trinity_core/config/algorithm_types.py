@@ -264,6 +264,17 @@ ON_POLICY_DISTILL = replace(
     min_repeat_times=1,
     **NO_KL | NO_ENTROPY,
 )
+JSD = replace(ON_POLICY_DISTILL, name="jsd", advantage_fn="jsd", advantage_fn_args={"kl_coef": 1.0, "lambda_coef": 0.5})
+M2PO = replace(
+    GRPO,
+    name="m2po",
+    advantage_fn="m2po",
+    advantage_fn_args={"m2_threshold": 0.04},
+    policy_loss_fn="importance_sampling",
+    policy_loss_fn_args={},
+    rollout_correction="bypass",
+    **NO_KL,
+)
 
 ALGORITHMS: Registry[AlgorithmType] = Registry("algorithm type", functions=lambda _: ())
 """Every `algorithm_type` by its name. Modules of `trinity_core.algorithms`, and a user's, add theirs with
@@ -282,6 +293,6 @@ def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
 
 for _algorithm in (
     SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
-    ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
+    ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, JSD, M2PO, MULTI_STEP_GRPO, GIGPO,
 ):  # fmt: skip
     register_algorithm(_algorithm)

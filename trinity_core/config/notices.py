@@ -9,7 +9,7 @@ from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
-from trinity_core.config.rules.algorithm import RAFT
+from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
@@ -30,7 +30,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """A notice for each setting without effect in this run, and for each that another one changes."""
-    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed)
+    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -77,6 +77,9 @@ def _unread(config: Config) -> list[str]:
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
         "algorithm.rollout_correction": _bypasses_in_vain(config),
+        "model.lora_configs[0].lora_dropout": config.model.lora is not None
+        and config.model.lora.lora_dropout > 0
+        and not config.is_supervised,
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
             f"{AUXILIARY}.{key}": config.is_supervised and auxiliary.share is None
@@ -228,7 +231,8 @@ def _clips(config: Config) -> Iterator[Finding]:
 def _raft(config: Config) -> Iterator[Finding]:
     """RAFT chooses rollouts here; elsewhere the workflow does."""
     parts = config.algorithm
-    if parts.algorithm_type != "raft" or config.written("algorithm.advantage_fn_args.selection") is not None:
+    chosen = config.written("algorithm.advantage_fn_args.selection") is not None or chooses_every_rollout(config)
+    if parts.algorithm_type != "raft" or chosen:
         return
     message = f"raft learns from the best rollouts of each task; {RAFT}"
     yield _notice("algorithm.algorithm_type", "info", message)
@@ -309,3 +313,14 @@ def _pushed(config: Config) -> Iterator[Finding]:
         "trainer_driven. Other methods leave it to the explorer."
     )
     yield _notice("synchronizer.sync_style", "changed", message)
+
+
+def _merged(config: Config) -> Iterator[Finding]:
+    merges = config.model.lora is not None and config.engine_adapter is None and config.cluster.gpu_per_node != 0
+    if config.mode != "both" or config.is_supervised or not merges:
+        return
+    message = (
+        f"With sync_method {config.synchronizer.sync_method} engines get whole weights, into which the adapter is "
+        "merged; with memory or checkpoint they get the adapter alone."
+    )
+    yield _notice("synchronizer.sync_method", "info", message)

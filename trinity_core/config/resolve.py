@@ -52,7 +52,7 @@ def resolve(config: Config) -> Config:
             "buffer": _buffer(config.buffer, algorithm, model, steps),
             "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary}),
             "trainer": _trainer(config.trainer, steps),
-            "synchronizer": _synchronizer(config.synchronizer, config.mode),
+            "synchronizer": _synchronizer(config.synchronizer, config),
         }
     )
 
@@ -89,6 +89,9 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
             update[part] = name or default
         if algorithm.repeat_times is None or not known.uses_rollouts:
             update["repeat_times"] = known.default_repeat_times
+        alone = algorithm.algorithm_type == "raft" and algorithm.repeat_times == 1
+        if alone and not (algorithm.advantage_fn or "selection" in (algorithm.advantage_fn_args or {})):
+            update["advantage_fn_args"]["selection"] = "all"  # there is nothing to choose from
     rule, longest = update.get("loss_agg_mode", algorithm.loss_agg_mode), model.max_response_tokens
     if rule == "seq-mean-token-sum-norm" and longest is not None:
         # Token sums are divided by the longest response allowed, the same for every batch.
@@ -254,8 +257,9 @@ def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
     return trainer.model_copy(update=update)
 
 
-def _synchronizer(synchronizer: SynchronizerConfig, mode: str) -> SynchronizerConfig:
-    method = synchronizer.sync_method or default_sync_method(mode)
+def _synchronizer(synchronizer: SynchronizerConfig, config: Config) -> SynchronizerConfig:
+    several, adapter = config.cluster.node_num > 1, config.model.lora is not None
+    method = synchronizer.sync_method or default_sync_method(config.mode, several, adapter)
     return synchronizer.model_copy(update={"sync_method": method})
 
 

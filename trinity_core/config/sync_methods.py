@@ -48,6 +48,15 @@ else:
     """A setting of this type accepts the names of the table."""
 
 
-def default_sync_method(mode: str) -> str:
-    """The first method that serves `mode`: only in `both` are explorer and trainer one run."""
-    return next(name for name, method in SYNC_METHODS.items() if mode == "both" or method.separate_runs)
+def default_sync_method(mode: str, several_nodes: bool = False, adapter: bool = False) -> str:
+    """The first method that serves `mode`: only in `both` are explorer and trainer one run.
+
+    For a LoRA adapter, one that need not push whole weights, and that works on several nodes if there are.
+    """
+    fits = (
+        name
+        for name, method in SYNC_METHODS.items()
+        if (mode == "both" or method.separate_runs)
+        and not (adapter and (method.vllm_backend or (several_nodes and method.one_node)))
+    )
+    return next(fits)

@@ -60,6 +60,14 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class _OrOne:
+    """One name may be written in place of a list of names."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string"}]}
+
+
+@dataclass(frozen=True)
 class _Derived:
     """The setting may be null or left out, and is then filled by `resolve`."""
 
@@ -94,6 +102,10 @@ def _entries(value: Any) -> Any:
     return () if value is None else value
 
 
+def _names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _entries(value)
+
+
 def _keys(value: Any) -> Any:
     return {} if value is None else value
 
@@ -102,6 +114,26 @@ def _pair(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) != 2:
         raise PydanticCustomError("entries", "must have 2 entries, not {count}.", {"count": len(value)})
     return value
+
+
+SEVERAL = "|"
+"""Between the paths of a list in one text."""
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A text, or a list of texts that `SEVERAL` joins."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._joined, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+
+    @staticmethod
+    def _joined(value: Any) -> Any:
+        is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+        return SEVERAL.join(value) if is_list else value
 
 
 IS_DERIVED = _Derived()
@@ -116,12 +148,16 @@ Integer = Annotated[int, BeforeValidator(_whole), Strict()]
 Number = Annotated[float, BeforeValidator(_number), Strict()]
 Many = Annotated[tuple[T, ...], BeforeValidator(_entries)]
 """A list; null means an empty one."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), _OrOne()]
+"""A list of names; one alone may stand without brackets."""
 Named = Annotated[dict[str, T], BeforeValidator(_keys), AfterValidator(FrozenDict)]
 """Entries by name; null means none."""
 EMPTY: FrozenDict[Any] = FrozenDict()
 """The default of a `Named` setting."""
 Args = Named[Any]
 
+Paths = Annotated[str, _Listed()]
+"""A path, or a list of paths that are one data set."""
 Count = Annotated[Integer, Ge(1)]
 Natural = Annotated[Integer, Ge(0)]
 Positive = Annotated[Number, Gt(0)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from trinity_core.config.types import SEVERAL
 from trinity_core.data.readers import READERS, Row, file_format, read_lines
 from trinity_core.data.tables import read_hub, read_table, shown, table_name
 from trinity_core.data.values import row_problem, visible
@@ -100,13 +101,16 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
         for file in data_files(path, split, subset):
             yield from ((RowLocation(str(file), line), row) for line, row in read_lines(file))
     elif looks_local(path):
-        raise DataError(f"there is no file or folder {path}; check the path and the folder the run was started in")
+        absent = next(one for one in path.split(SEVERAL) if not is_local(one))
+        raise DataError(f"there is no file or folder {absent}; check the path and the folder the run was started in")
     else:
         yield from _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
 
 def data_files(path: str, split: str = "train", subset: str | None = None) -> list[Path]:
     """The local files of a split. Raises DataError if there are none, or the data set is no file or folder."""
+    if SEVERAL in path:
+        return [file for one in path.split(SEVERAL) for file in data_files(one, split, subset)]
     local = expanded(path)
     if local.is_file():
         return [local]
@@ -130,12 +134,14 @@ def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, 
 
 def looks_local(path: str) -> bool:
     """True if a missing path was meant as a local path rather than as a hub name (`owner/name` or `name`)."""
-    is_file = file_format(Path(path))[1] in READERS
+    is_file = SEVERAL in path or file_format(Path(path))[1] in READERS
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or is_file or is_pattern(path)
 
 
 def is_local(path: str) -> bool:
-    """True if `path` is a file or folder that is there, or a pattern of files."""
+    """True if `path` is a file or folder that is there, a pattern of files, or a list of such."""
+    if SEVERAL in path:
+        return all(map(is_local, path.split(SEVERAL)))
     return expanded(path).exists() or is_pattern(path)
 
 

@@ -56,6 +56,11 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     return [without_weight(message) for message in _begun(messages, row, form)]
 
 
+def has_prompt(row: Row, form: FormatConfig) -> bool:
+    """Whether the row has the column of its prompt."""
+    return has_column(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key)
+
+
 def truth(row: Row, form: FormatConfig) -> Any:
     """The reference answer: the response column, else the answer that ends a `messages` row, else None."""
     if has_column(row, form.response_key):
@@ -172,6 +177,13 @@ def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
         for setting, key in keys.items()
         if key and not any(has_column(row, key) for row in rows)
     ]
+
+
+def spare_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
+    """Columns of the rows that no key of the format names, sorted."""
+    keys = [key for name, key in form.model_dump().items() if name.endswith("_key") and key]
+    read = {part for key in [*keys, ALPACA_INPUT] for part in (key, key.partition(".")[0])}
+    return sorted({str(name) for row in rows for name in row} - read)
 
 
 def has_column(row: Row, key: str) -> bool:

@@ -17,9 +17,11 @@ from trinity_core.config import Config
 from trinity_core.config.resolve import shares
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
-from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
-from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.files import RejectedRow, RowLocation, first_rows
+from trinity_core.data.formats import has_prompt, spare_columns
+from trinity_core.data.guess import guessed_format
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
@@ -29,6 +31,8 @@ from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
+GUESSED_ROWS = 20
+"""Rows by which a format is guessed."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 
 
@@ -76,9 +80,11 @@ def _inspect_tasks(
     except DataError as error:
         report.problem = str(error)
         return report
+    _describe(report, given)
     report.rejected, locations = taskset.rejected, taskset.locations
     tasks = [taskset[index] for index in range(len(taskset))]
-    own = encoder.with_template(given.format.chat_template) if encoder else None
+    asked = all(has_prompt(task.raw, given.format) for task in tasks)  # else a workflow makes the prompts
+    own = encoder.with_template(given.format.chat_template) if encoder and asked else None
     prompts = list(_prompts(tasks, own))
     digests = [digest for _, digest in prompts]
     if own is not None and prompts:
@@ -97,7 +103,11 @@ def _inspect_tasks(
 def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tuple[int, bytes]]:
     """The number of tokens of each prompt, and a digest of them; without an encoder 0, and that of its messages."""
     for start in range(0, len(tasks), CHUNK):
-        prompts = [(task.messages, task.tools) for task in tasks[start : start + CHUNK]]
+        some = tasks[start : start + CHUNK]
+        if not all(has_prompt(task.raw, task.format) for task in some):
+            yield from ((0, _digest(task.raw)) for task in some)
+            continue
+        prompts = [(task.messages, task.tools) for task in some]
         if encoder is None:
             yield from ((0, _digest(prompt)) for prompt in prompts)
         else:
@@ -116,6 +126,7 @@ def _inspect_answers(
     except DataError as error:
         report.problem = str(error)
         return report
+    _describe(report, given)
     report.rejected, longest = read.rejected, config.model.max_model_len
     if read.rows:
         whole = np.array([max(len(each.tokens) for each in row) for row in read.rows])
@@ -131,6 +142,18 @@ def _inspect_answers(
     digests = [_digest([each.tokens.tolist() for each in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
     return _counted(config, report, digests, prompts, locations)
+
+
+def _describe(report: DataSetReport, given: TasksetConfig | ExperienceBufferConfig) -> None:
+    """Note a format that fits where none is given, and columns that nothing reads."""
+    storage = given.storage_type or "file"
+    if storage not in ("file", "sql"):
+        return
+    rows = first_rows(str(given.path), given.split, given.subset_name, storage, given.name, GUESSED_ROWS).rows
+    if given.format == FormatConfig():
+        report.guess = guessed_format(rows, report.use)
+    if report.use in ("demonstrations", "preferences"):
+        report.spare = spare_columns(rows, FormatConfig.model_validate(report.guess) if report.guess else given.format)
 
 
 def _set_aside(

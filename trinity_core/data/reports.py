@@ -88,6 +88,10 @@ class DataSetReport:
     """A row, and the first one that is equal: the same prompt, and the same answers if the set trains on them."""
     shared: dict[str, int] = field(default_factory=dict)
     """Rows whose prompt is also in another set, by that set's name."""
+    guess: dict[str, str] = field(default_factory=dict)
+    """Where no `format` is given: the keys of one by which the first rows can be read, if it is not the default one."""
+    spare: list[str] = field(default_factory=list)
+    """Columns that nothing reads; of tasks any column may be read by their workflow."""
     examples: list[ShownRow] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
     """Digests of the prompts' tokens."""
@@ -100,7 +104,7 @@ class DataSetReport:
             "rejected": [rejected_line(row) for row in self.rejected],
             "lengths": {each.what: _lengths_json(each) for each in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
-            "shared_prompts": self.shared,
+            "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
             "examples": [
                 {"row": str(one.location), "text": "".join(text for text, _ in one.spans), "tokens": one.tokens,
                  "loss_mask": one.mask}
@@ -136,6 +140,11 @@ def report_text(report: DataSetReport, colour: bool) -> str:
 
 def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
     yield visible(f"{report.key}  '{report.name}', {USES[report.use]}, from {report.path} ({report.split})")
+    if report.guess:
+        keys = ", ".join(f"{name}: {column}" for name, column in report.guess.items())
+        yield f"  no format is given; by its columns this one fits:  format: {{{visible(keys)}}}"
+    if report.spare:
+        yield f"  not read: {visible(', '.join(report.spare))}"
     if report.problem:
         yield f"  {RED if colour else ''}unusable: {visible(report.problem)}{PLAIN if colour else ''}"
     yield f"  rows        {report.rows:,} usable, {len(report.rejected):,} rejected"

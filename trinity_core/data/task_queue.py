@@ -23,7 +23,7 @@ from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
 from trinity_core.data.formats import has_column
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, row_problems
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
 from trinity_core.data.values import row_problem
 from trinity_core.errors import DataError
 from trinity_core.local_paths import networked
@@ -178,7 +178,7 @@ class QueueTaskset(Taskset):
         rows = [row for _, row in read if not isinstance(row, DataError)]
         form = self.config.format
         answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
-        problems = iter(row_problems(rows, form, answered, (), self.prompts))
+        problems = iter(row_problems(rows, form, answered, (), self.prompts, needs_prompt(self.config)))
         for location, row in read:
             problem = row if isinstance(row, DataError) else next(problems)
             if problem is None and not isinstance(row, DataError):

@@ -16,7 +16,8 @@ from trinity_core.data.files import RejectedRow, Row, RowLocation, fingerprint, 
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import feature_values
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.registry import registry_of
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Taskset:
             log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = row_problems(rows, config.format, answered, features, prompts)
+            problems = row_problems(rows, config.format, answered, features, prompts, needs_prompt(config))
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
@@ -151,23 +152,40 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
     return DataError(f"the prompt has {count} tokens, more than the {max_tokens} allowed (model.max_prompt_tokens)")
 
 
+def needs_prompt(config: TasksetConfig) -> bool:
+    """False if the workflow of the tasks makes prompts itself, so that rows may do without."""
+    try:
+        workflow = registry_of("default_workflow_type").resolve(config.default_workflow_type or "math_workflow")
+    except TrinityError:  # validation names it
+        return True
+    return getattr(workflow, "needs_prompt", True)
+
+
 def row_problems(
-    rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None
-) -> list[DataError | None]:
-    """Why each row cannot be used; None for those that can."""
-    read = [_prompt(row, form, answered, features) for row in rows]
+    rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None,
+    asks: bool = True,
+) -> list[DataError | None]:  # fmt: skip
+    """Why each row cannot be used; None for those that can. `asks`: a row needs a prompt."""
+    read = [_prompt(row, form, answered, features, asks) for row in rows]
     rejected = [one if isinstance(one, DataError) else None for one in read]
     if check is None:
         return rejected
-    refused = iter(check.problems([one for one in read if not isinstance(one, DataError)], form.chat_template))
-    return [next(refused) if one is None else one for one in rejected]
+    prompts = [one for one in read if isinstance(one, tuple)]
+    refused = iter(check.problems(prompts, form.chat_template))
+    return [next(refused) if isinstance(one, tuple) else one for one in read]
 
 
-def _prompt(row: Row, form: FormatConfig, answered: bool, features: Sequence[str]) -> Prompt | DataError:
-    """The prompt of a row, or why it cannot be used. With `answered` the set has reference answers, so each row needs
-    one, and each needs the `features` of its selector."""
+def _prompt(
+    row: Row, form: FormatConfig, answered: bool, features: Sequence[str], asks: bool
+) -> Prompt | DataError | None:
+    """The prompt of a row (None: it has and needs none), or why it cannot be used.
+
+    With `answered` the set has reference answers, so each row needs one, and each needs the `features` of its selector.
+    """
     try:
         feature_values(row, features)
+        if not (asks or formats.has_prompt(row, form)):
+            return None
         prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)
         answer = formats.truth(row, form)
     except DataError as error:

@@ -50,6 +50,8 @@ class Call:
     sample: Sampled
     temperature: float | None = None
     """Of its log-probs; None if not known."""
+    guided: bool = False
+    """Whether a grammar left out tokens that the policy might have chosen: it is context then, and carries no loss."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -145,27 +147,32 @@ def nothing_sampled(token: int) -> TokenSequence:
 
 
 def joined(chain: Sequence[Call]) -> TokenSequence:
-    """Answers of one conversation as one sequence; the prompt of each begins with the tokens of the one before."""
-    tokens, start = chain[-1].tokens, len(chain[0].prompt)
+    """Answers of one conversation as one sequence; the prompt of each begins with the tokens of the one before.
+
+    A guided answer is context: before the first other one it belongs to the prompt.
+    """
+    own = [call for call in chain if not call.guided]
+    tokens, start = chain[-1].tokens, len((own or chain)[0].prompt)
     length = len(tokens) - start
     mask = np.zeros(length, dtype=np.bool_)
     logprobs = np.zeros(length, dtype=np.float32)
     versions = np.full(length, -1, dtype=np.int32)
-    for call in chain:
+    for call in own:
         answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
         mask[answer], logprobs[answer], versions[answer] = True, call.sample.logprobs, call.sample.versions
-    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in chain)
+    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in own)
     truncated = chain[-1].sample.reason != "stop"
-    return TokenSequence(tokens, start, mask, logprobs, versions, places, truncated, _temperature(chain, length))
+    temperature = _temperature(own or chain, start, length)
+    return TokenSequence(tokens, start, mask, logprobs, versions, places, truncated, temperature)
 
 
-def _temperature(chain: Sequence[Call], length: int) -> float | np.ndarray | None:
+def _temperature(calls: Sequence[Call], start: int, length: int) -> float | np.ndarray | None:
     """See `TokenSequence.temperature`."""
-    first = chain[0].temperature
-    if all(call.temperature == first for call in chain):
+    first = calls[0].temperature
+    if all(call.temperature == first for call in calls):
         return first
-    start, temperatures = len(chain[0].prompt), np.ones(length, dtype=np.float32)
-    for call in chain:
+    temperatures = np.ones(length, dtype=np.float32)
+    for call in calls:
         begin = len(call.prompt) - start
         temperatures[begin : begin + len(call.sample.tokens)] = np.nan if call.temperature is None else call.temperature
     return temperatures

@@ -71,7 +71,9 @@ class AsyncLLMEngine(Engine):
 
         prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
         try:
-            async for output in self._vllm.generate(prompt, vllm_types.sampling_params(request), request.key):
+            async for output in self._vllm.generate(
+                prompt, vllm_types.sampling_params(request), request.key, lora_request=self._adapter
+            ):
                 if output.finished:
                     sample = vllm_types.sample(output.outputs[0], self.version)
                     self._finished_tokens += len(sample.tokens)
@@ -99,13 +101,13 @@ class AsyncLLMEngine(Engine):
                 if source.method != "folder" and not open_versions(source.method, Path(source.path)).has(version):
                     raise VersionGone(f"version {version} of the weights was removed while it was loaded") from error
                 raise
-            await self._put_in_use(version)
+            await self._resume_with(version)
 
-    async def _put_in_use(self, version: int) -> None:
+    async def _resume_with(self, version: int) -> None:
         await self._vllm.reset_prefix_cache(reset_running_requests=True)
         await self._vllm.update_weight_version(str(version))
+        self._put_in_use(version)
         await self._vllm.resume_generation()
-        self.version = version
 
     def _check_received(self, version: int) -> None:
         """Weights that were pushed are in use already."""
@@ -123,7 +125,8 @@ class AsyncLLMEngine(Engine):
     async def _score(self, tokens: list[int]) -> list[float]:
         prompt: Any = {"prompt_token_ids": tokens}
         scores: Any = None
-        async for output in self._vllm.generate(prompt, vllm_types.score_params(), f"score-{uuid4().hex}"):
+        key = f"score-{uuid4().hex}"
+        async for output in self._vllm.generate(prompt, vllm_types.score_params(), key, lora_request=self._adapter):
             scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
 
@@ -150,7 +153,7 @@ class AsyncLLMEngine(Engine):
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Put the received weights in use as this version. The weight check follows when the explorer calls `load`."""
         await self._vllm.finish_weight_update()
-        await self._put_in_use(int(weight_version or 0))
+        await self._resume_with(int(weight_version or 0))
         self._changing.release()
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from trinity_core.adapters import is_adapter
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference import vllm_types
 from trinity_core.inference.remote import present_options
@@ -29,6 +30,7 @@ from trinity_core.sync.weight_check import TOLERANCES, verify_weights
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -47,6 +49,9 @@ class Engine(ABC):
         self.settings = settings
         self.version = 0
         """The version of the weights in use; 0 is the model folder itself."""
+        self._adapter: LoRARequest | None = None
+        """The adapter in use; None in an engine without one."""
+        self._loads = 0
         self._starting: asyncio.Task[float] | None = None
         self._finished_tokens = 0
         """Tokens of the samples that are complete."""
@@ -65,6 +70,8 @@ class Engine(ABC):
         began = time.perf_counter()
         with Logged(f"the start of an engine with {self.settings.model_path}", log):
             await self._start()
+            if self.settings.lora_rank:
+                await self._load(WeightSource("folder", self.settings.adapter_path), self.version)
         return time.perf_counter() - began
 
     async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
@@ -109,6 +116,8 @@ class Engine(ABC):
         """The parameter check, and the gap of the weight check if `version` has one."""
         if values := await asyncio.to_thread(versions.values, version, self.settings.compute_dtype):
             ranks = await self._parameter_digests()
+            if all(map(is_adapter, values)):  # its base is not compared
+                ranks = [{name: value for name, value in rank.items() if is_adapter(name)} for rank in ranks]
             if EMBEDDINGS in values:
                 values.setdefault(HEAD, values[EMBEDDINGS])
             checked, before = self._checked
@@ -157,6 +166,12 @@ class Engine(ABC):
     async def _start(self) -> None:
         """Start vLLM; returns when it can generate."""
 
+    def _put_in_use(self, version: int) -> None:
+        """From now on requests are sampled by `version`."""
+        self._loads += 1
+        self._adapter = vllm_types.lora_request(self.settings, self._loads)
+        self.version = version
+
     @abstractmethod
     async def _load(self, source: WeightSource, version: int) -> None:
         """Put `version` of the weights in use."""
@@ -189,7 +204,8 @@ def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int]
         return open_versions(source.method, Path(source.path)), version
     folder = Path(source.path).absolute()
     step, job_dir = step_of(folder.parent.parent), folder.parent.parent.parent
-    if step is None or folder != JobLayout(job_dir).huggingface(step):
+    layout = JobLayout(job_dir)
+    if step is None or folder not in (layout.huggingface(step), layout.adapter(step)):
         return None
     versions = open_versions("checkpoint", job_dir)
     return (versions, step) if versions.has(step) else None

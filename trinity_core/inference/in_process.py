@@ -8,12 +8,14 @@ two steps, so weights change between tokens, never within one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +25,7 @@ from trinity_core.inference import vllm_types
 from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.inference.weight_receiver import check_there
+from trinity_core.inference.weight_receiver import check_there, digests_before_packing
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -166,8 +168,11 @@ class InProcessEngine(Engine):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            gc.freeze()  # vLLM collects garbage seven times while it starts (2 s of a core)
             began = time.perf_counter()
-            engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
+            # The base of an adapter is never loaded again.
+            with digests_before_packing(self.settings.compute_dtype) if self.settings.lora_rank else nullcontext():
+                engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
         engine.collective_rpc("use_seeded_sampler")
         log.info("engine built in %.1f s", time.perf_counter() - began)
@@ -188,7 +193,9 @@ class InProcessEngine(Engine):
         for slot, request in enumerate(requests):
             prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
             try:
-                self._vllm.add_request(request.key, prompt, vllm_types.sampling_params(request))
+                self._vllm.add_request(
+                    request.key, prompt, vllm_types.sampling_params(request), lora_request=self._adapter
+                )
             except (ValueError, VLLMValidationError) as error:
                 self._abort([earlier.key for earlier in requests[:slot]])
                 call.future.set_exception(TrinityError(f"the engine refuses a request: {error}"))
@@ -218,13 +225,13 @@ class InProcessEngine(Engine):
         self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         self._vllm.set_weight_version(str(version))
-        self.version = version
+        self._put_in_use(version)
 
     def _step_until_scored(self, tokens: list[int]) -> list[float]:
         """Step the engine until the score is there; other requests in flight continue."""
         prompt: Any = {"prompt_token_ids": tokens}
         key = f"score-{time.monotonic_ns()}"
-        self._vllm.add_request(key, prompt, vllm_types.score_params())
+        self._vllm.add_request(key, prompt, vllm_types.score_params(), lora_request=self._adapter)
         while True:
             for output in self._vllm.step():
                 if output.request_id == key:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_core.addresses import LOOPBACK
-from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.requests import Sampling
+from trinity_core.local_paths import expanded
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
@@ -64,8 +65,20 @@ class EngineSettings:
     """Turns that its idle threads spin."""
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
+    lora_rank: int = 0
+    """Rank of the LoRA adapter that is in use beside the model; 0 without one."""
+    lora_modules: tuple[str, ...] = ()
+    """Last parts of the names of the matrices that it changes; empty: of all but the output embedding."""
+    adapter_path: str = ""
+    """The folder of the adapter to start with; empty: one that changes nothing."""
+    quantization: str = ""
+    """vLLM's name for how the model's weights are stored; empty: as in its folder."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
+    grammars: bool = False
+    """Whether an answer may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
+    reasoning_parser: str | None = None
+    """With `grammars`: tells where the thoughts end, before which no grammar applies."""
     raw_logprobs: bool = False
     """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
@@ -118,6 +131,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
     model = config.explorer.rollout_model
     return _settings(
         model,
+        **_adapter(config.engine_adapter),
         model_path=config.model.model_path,
         max_model_len=_known(config.model.max_model_len, "model.max_model_len"),
         max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
@@ -130,6 +144,18 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
     )
+
+
+def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
+    """The settings of an engine that holds an adapter."""
+    if lora is None:
+        return {}
+    return {
+        "lora_rank": lora.lora_rank,
+        "lora_modules": lora.modules,
+        "adapter_path": str(expanded(lora.path).absolute()) if lora.path else "",
+        "quantization": "bitsandbytes" if lora.load_in_4bit else "",
+    }
 
 
 def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:
@@ -158,7 +184,8 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
             "enable_prefix_caching",
         )
     }
-    return EngineSettings(**(shared | given))
+    parser = model.reasoning_parser if model.enable_openai_api else None
+    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
 
 
 def _known(value: int | None, key: str) -> int:

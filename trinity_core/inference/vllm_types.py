@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trinity_core.adapters import linear_names
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.errors import TrinityError
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
@@ -25,6 +26,7 @@ from trinity_core.inference.settings import (
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -36,7 +38,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's `EngineArgs` and `AsyncEngineArgs`."""
     arguments: dict[str, Any] = {
         "model": settings.model_path,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.grammars,
         "dtype": settings.compute_dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
@@ -49,9 +51,48 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": "trinity_core.inference.weight_receiver.WorkerExtension",
     }
+    if settings.reasoning_parser:
+        arguments["reasoning_parser"] = settings.reasoning_parser
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
+    if settings.quantization:
+        arguments["quantization"] = settings.quantization
+    if settings.lora_rank:
+        arguments |= _lora_arguments(settings)
     return arguments | (_gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings))
+
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""For which vLLM allocates adapters; one of another rank is padded with zeros."""
+ADAPTER = 1
+"""vLLM's number of the one adapter."""
+
+
+def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """One adapter on the matrices that the trainer's is on: any other, as the output embedding, would cost time."""
+    modules = settings.lora_modules
+    if not modules:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        trusted = settings.trust_remote_code
+        config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
+        with torch.device("meta"):
+            modules = tuple(linear_names(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)))
+    rank = min(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(modules)}
+
+
+def lora_request(settings: EngineSettings, loads: int) -> LoRARequest | None:
+    """What each request says of the adapter, which is in place already; None in an engine without one.
+
+    `loads` counts the loads: vLLM's prefix cache is keyed by the name, which must not stand for two adapters.
+    """
+    if not settings.lora_rank:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"adapter-{loads}", ADAPTER, "loaded by trinity_core.inference.weight_receiver")
 
 
 def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trinity_core.errors import DataError
+from trinity_core.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_config, read_tensors, scaling
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.parameter_check import COMPUTED, PACKED, SAME
@@ -39,6 +41,9 @@ class WeightReceiver:
         from vllm.platforms import current_platform
 
         worker: Any = self
+        if worker.vllm_config.lora_config is not None:
+            put_in_place(worker, _adapter_tensors(method, path, version, worker.model_config.model))
+            return
         tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
         if not current_platform.is_cpu():
             worker.reload_weights(weights_iterator=tensors)
@@ -50,7 +55,63 @@ class WeightReceiver:
     def parameter_digests(self) -> dict[str, int | None]:
         """The value digests of this rank's parameters as they are now; see `trinity_core.sync.parameter_check`."""
         worker: Any = self
-        return parameter_digests(worker.get_model(), _dtype(worker))
+        found = parameter_digests(worker.get_model(), _dtype(worker))
+        return {plain_name(names): value for names, value in found.items()} | adapter_digests(worker)
+
+
+def _adapter_tensors(method: str, path: str, version: int, base: str) -> dict[str, torch.Tensor]:
+    """The tensors of an adapter, its matrices B multiplied by its scale: those of a published version or of a folder
+    that peft reads; none for the engine's own model `base`. Raises DataError for the folder of another whole model."""
+    if method != "folder":
+        return dict(_published(method, path, version))
+    folder = Path(path)
+    if not path or folder.resolve() == Path(base).resolve():
+        return {}
+    scale = scaling(read_config(folder))
+    return {name: tensor * scale if name.endswith(B) else tensor for name, tensor in read_tensors(folder).items()}
+
+
+def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Replace the worker's adapter by these tensors; without any, by one that changes nothing.
+
+    Raises TrinityError if vLLM cannot change one of the matrices.
+    """
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    manager = worker.model_runner.lora_manager
+    adapters = manager._adapter_manager
+    if tensors:
+        rank = next(int(tensor.shape[0]) for name, tensor in tensors.items() if name.endswith(A))
+        settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+        named = {f"{PEFT_PREFIX}{name}.weight": tensor.clone() for name, tensor in tensors.items()}
+        mapper = getattr(worker.get_model(), "hf_to_vllm_mapper", None)  # of models whose modules vLLM names otherwise
+        adapter = LoRAModel.from_lora_tensors(
+            ADAPTER, named, settings, "cpu", manager.lora_config.lora_dtype,
+            weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
+        )  # fmt: skip
+    else:
+        adapter = adapters.create_dummy_lora(ADAPTER, 1, manager.embedding_modules)  # of zeros
+    places = {*adapters.modules, *(part for parts in adapters.packed_modules.values() for part in parts)}
+    if lost := sorted(set(adapter.loras) - places):
+        raise TrinityError(
+            f"vLLM cannot put an adapter on {lost[0]} of this model; leave it out of "
+            "model.lora_configs[0].target_modules"
+        )
+    adapters.remove_adapter(ADAPTER)
+    adapters.add_adapter(adapter)
+    adapters.activate_adapter(ADAPTER)
+
+
+def adapter_digests(worker: Any) -> dict[str, int | None]:
+    """The value digests of the matrices A and B that this rank computes with; zeros add nothing."""
+    found: dict[str, int | None] = {}
+    if worker.vllm_config.lora_config is None:
+        return found
+    for name, module in worker.model_runner.lora_manager._adapter_manager.modules.items():
+        for end, stacked in ((A, module.lora_a_stacked), (B, module.lora_b_stacked)):
+            found[f"{name}{end}"] = sum(value_digest(part, _dtype(worker)) for part in stacked)
+    return found
 
 
 def _dtype(worker: Any) -> str:
@@ -140,7 +201,8 @@ def check_there(method: str, path: str, version: int) -> None:
     without their type; so the check runs in this process.
     """
     if method == "folder":
-        _files(Path(path))
+        if path and not (Path(path) / CONFIG).is_file():
+            _files(Path(path))
     else:
         open_versions(method, path).verify(version)
 

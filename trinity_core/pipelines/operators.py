@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
+from statistics import pstdev
 from typing import Annotated, Protocol
 
 from annotated_types import Ge
@@ -47,11 +49,45 @@ def reward_filter(
 @OPERATORS.register("flat_group_filter")  # old name, still valid in YAML
 def zero_variance_group_filter(experiences: list[Experience]) -> list[Experience]:
     """Drop groups whose rollouts have equal rewards: relative to each other they are neither good nor bad."""
-    rewards: dict[str, set[float]] = {e.group: set() for e in experiences}
-    for e, reward in zip(experiences, rollout_rewards(experiences), strict=True):
-        if reward is not None:
-            rewards[e.group].add(reward)
-    return [e for e in experiences if len(rewards[e.group]) > 1]
+    return _of_groups(experiences, rollout_rewards(experiences), lambda rewards: len(set(rewards)) > 1)
+
+
+@OPERATORS.register("reward_std_filter")
+def reward_std_filter(experiences: list[Experience], threshold: Annotated[float, Ge(0)] = 0.0) -> list[Experience]:
+    """Keep groups whose rollouts' rewards have a standard deviation (of the population) above the threshold."""
+    return _of_groups(experiences, rollout_rewards(experiences), lambda rewards: pstdev(rewards) > threshold)
+
+
+@OPERATORS.register("dapo_dynamic_sampling")
+def dapo_dynamic_sampling(
+    experiences: list[Experience], metric_key: str = "accuracy", correct_threshold: float = 0.0
+) -> list[Experience]:
+    """Keep groups of which some rollouts, not all, are right (DAPO, arXiv 2503.14476, eq. 11): their part `metric_key`,
+    or without one their reward, is above the threshold. A penalty for length in the reward plays no part."""
+    scores = [
+        e.metrics.get(metric_key, reward) for e, reward in zip(experiences, rollout_rewards(experiences), strict=True)
+    ]
+    right = [None if score is None else float(score > correct_threshold) for score in scores]
+    return _of_groups(experiences, right, lambda verdicts: len(set(verdicts)) > 1)
+
+
+@OPERATORS.register("invalid_reward_filter")
+def invalid_reward_filter(experiences: list[Experience]) -> list[Experience]:
+    """Drop rollouts without a reward, or with one that is not finite."""
+    rewards = rollout_rewards(experiences)
+    return [e for e, reward in zip(experiences, rewards, strict=True) if reward is not None and isfinite(reward)]
+
+
+def _of_groups(
+    experiences: list[Experience], values: Sequence[float | None], keeps: Callable[[list[float]], bool]
+) -> list[Experience]:
+    """The groups that `keeps` chooses by the values of their rollouts; `values`: that of each experience's rollout."""
+    by_group: dict[str, dict[Hashable, float]] = {}
+    for e, rollout, value in zip(experiences, rollouts_of(experiences), values, strict=True):
+        if value is not None:
+            by_group.setdefault(e.group, {})[rollout] = value
+    kept = {group for group, rollouts in by_group.items() if keeps(list(rollouts.values()))}
+    return [e for e in experiences if e.group in kept]
 
 
 @OPERATORS.register("dynamic_sampling")

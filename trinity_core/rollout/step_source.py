@@ -211,7 +211,8 @@ class ServedSteps:
             outcome.experiences += session.experiences(None if feedback is None else feedback.reward, **fields)
             sampled = mine.session.sampled_tokens + mine.session.dropped_tokens
             assert outcome.sessions is not None
-            outcome.sessions.add(SessionCounts(1, session.taken_tokens, sampled), succeeded=not group.dropped)
+            counts = SessionCounts(1, session.taken_tokens, sampled, mine.session.guided[0])
+            outcome.sessions.add(counts, succeeded=not group.dropped)
         return outcome
 
     def position(self, step: int) -> dict[str, Any]:

@@ -48,8 +48,9 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
     """
     settings, nodes = engine_settings(config, placement), placement.nodes
+    start = settings.adapter_path or settings.model_path
     kept = cluster.take("engines", engine_key(settings, placement))
-    if kept and _are_ready(cluster, kept, lambda: load_folder(kept, settings.model_path, cluster.check)):
+    if kept and _are_ready(cluster, kept, lambda: load_folder(kept, start, cluster.check)):
         return kept
     return [
         _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus, nodes.engine(index))
@@ -80,8 +81,8 @@ def engine_settings(config: Config, placement: Placement) -> EngineSettings:
 
 
 def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
-    """Two stages with the same key can use the same engines."""
-    return replace(settings, model_path=""), placement.engines
+    """Two stages with the same key can use the same engines: those with an adapter keep the model beside it."""
+    return settings if settings.lora_rank else replace(settings, model_path=""), placement.engines
 
 
 def trainer_key(placement: Placement) -> Hashable:

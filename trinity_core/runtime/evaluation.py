@@ -53,7 +53,10 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
     unscored = [step for step in steps if step not in scored]
     if which in ("missing", "all"):
         unscored = [step for step in unscored if not step or not _is_damaged(JobLayout(config.job_dir).step(step))]
-    return [Target(step, huggingface_folder(config, step) if step else None) for step in unscored]
+    return [
+        Target(step, huggingface_folder(config, step, config.engine_adapter is None) if step else None)
+        for step in unscored
+    ]
 
 
 def unscored_result(attempt: RunAttempt) -> list[Target]:
@@ -72,7 +75,7 @@ def unscored_result(attempt: RunAttempt) -> list[Target]:
     step = latest_whole(config.job_dir)
     if step is None or step in valid_scores(config):
         return []
-    return [Target(step, attempt.huggingface_folder(step))]
+    return [Target(step, attempt.huggingface_folder(step, config.engine_adapter is None))]
 
 
 def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, dict[str, float]]:

@@ -186,6 +186,8 @@ def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
     """The sync method of the run, and a notice if it is not the configured one ("" otherwise)."""
     asked = config.synchronizer.sync_method
     instead = SYNC_METHODS[asked].without_own_gpus
+    if instead and SYNC_METHODS[instead].one_node and config.cluster.node_num > 1:
+        instead = "checkpoint"
     route = f"weights go {SYNC_METHODS[instead].route}" if instead else ""
     if instead and not placement.on_gpu:
         return instead, f"No GPU is used, so sync_method {asked} means {instead}: {route}."

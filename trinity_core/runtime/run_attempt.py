@@ -197,14 +197,15 @@ class RunAttempt:
                 )
             return self._explorer
 
-    def huggingface_folder(self, step: int) -> Path:
-        """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
+    def huggingface_folder(self, step: int, merge: bool = True) -> Path:
+        """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs; of an adapter, the
+        folder that peft reads or, with `merge`, the whole model.
 
         The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
         """
         if self.trainers.workers:
-            return self.trainers.convert(step)
-        return huggingface_folder(self.config, step)
+            return self.trainers.convert(step, merge)
+        return huggingface_folder(self.config, step, merge)
 
     def tracking(self) -> Writer | None:
         """The tracking system's writer, once it is open, or None while it is away; raises why it does not open."""

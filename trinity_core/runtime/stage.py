@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trinity_core.algorithms.objective import Objective
-from trinity_core.checkpoints.beginning import begin_from, other_beginning, refuse_other_reference
+from trinity_core.checkpoints.beginning import begin_from, other_beginning, refuse_other_model
 from trinity_core.checkpoints.resume import fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
@@ -166,8 +166,9 @@ def resume(stage: Stage) -> Stage:
     began = other_beginning(config.job_dir, step, config.model.model_path) if step else None
     if began is None:
         return replace(stage, resumed_step=step)
-    if config.mode in ("both", "train") and Objective(config.algorithm).needs_reference:
-        refuse_other_reference(began, config.model.model_path, config.job_dir)
+    has_adapter = config.model.lora is not None
+    if config.mode in ("both", "train") and (has_adapter or Objective(config.algorithm).needs_reference):
+        refuse_other_model(began, config.model.model_path, config.job_dir, has_adapter)
     warning = OTHER_MODEL % (began.model, config.model.model_path)
     return replace(stage, resumed_step=step, warnings=(*stage.warnings, warning))
 

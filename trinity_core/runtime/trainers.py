@@ -93,11 +93,11 @@ class Trainers:
             time.sleep(POLL_SECONDS)
         return True
 
-    def convert(self, step: int) -> Path:
-        """The checkpoint of `step` in Hugging Face format."""
+    def convert(self, step: int, merge: bool) -> Path:
+        """The checkpoint of `step` in Hugging Face format, see `checkpoints.convert`."""
         worker = self.workers[0]
         check = Heartbeat({trainer_name(self._config, 0): worker}, self._check).check
-        return Path(result_of(worker.convert.remote(step), check))
+        return Path(result_of(worker.convert.remote(step, merge), check))
 
     def remove_shared_weights(self) -> None:
         """Let rank 0 remove the weights in its machine's shared memory, as it may be on another node than the flow."""

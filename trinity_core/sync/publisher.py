@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from trinity_core.sync.digest import TensorDigest
     from trinity_core.sync.tensorfile import TensorSpec
     from trinity_core.sync.weight_check import WeightCheck
 
 
 class TrainerWeights(Protocol):
-    """The present weights of the policy, whole, tied names included."""
+    """The present weights of the policy, whole, tied names included; of a policy with an adapter, that alone."""
 
     @property
     def gathers(self) -> bool:
@@ -39,6 +40,8 @@ class TrainerRank:
     """True if every explorer waits for this version or a newer one, or has finished. Asked on rank 0 only."""
     stopping: Callable[[], bool]
     """True once the run has been asked to stop."""
+    held: Callable[[], Mapping[str, TensorDigest]] = dict
+    """The digests of tensors that engines hold already: an adapter's base. Collective at first if `weights` gathers."""
 
 
 class WeightPublisher(Protocol):

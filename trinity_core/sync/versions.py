@@ -238,15 +238,19 @@ class VersionPublisher:
 
     def publish(self, version: int, check: WeightCheck) -> None:
         """See `WeightPublisher`."""
-        weights = self._trainer.weights
+        weights, held = self._trainer.weights, self._held()
         if self._trainer.rank == 0:
             specs = weights.specs() if weights.gathers else None
-            self._versions.publish(version, weights, check, self._keep, specs)
+            self._versions.publish(version, weights, check, self._keep, specs, held)
         elif weights.gathers:
             for _ in weights:
                 pass
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
         """See `WeightPublisher`."""
+        held = self._held()
         if self._trainer.rank == 0:
-            self._versions.publish(version, tensors.items(), check, self._keep)
+            self._versions.publish(version, tensors.items(), check, self._keep, pushed=held)
+
+    def _held(self) -> Mapping[str, TensorDigest]:
+        return self._trainer.held() if self._trainer.rank == 0 or self._trainer.weights.gathers else {}

@@ -46,6 +46,7 @@ from trinity_core.tracking.writers import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     from trinity_core.tracking.rollouts import SampledRollout
 
@@ -134,6 +135,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         """In a run's note: this writer was the last one to do so, and its end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
     def link(self) -> str:
@@ -205,9 +207,25 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
         A stage that runs alone also ends the pipeline's run; within a pipeline `close_parent` does.
         """
+        if self._system is not None:
+            self._system.finish()
         for job_dir, run_id in self._begun.items():
             if job_dir not in _held and read_note(_note(job_dir)).get("ends") == self._ends:
                 self._client.set_terminated(run_id, STATUS[outcome])
+
+    def _watch_machine(self) -> SystemMetricsMonitor | None:
+        """Log CPU, memory, disk, network and GPUs of this machine every 10 s as `system/…`, unless that is turned off.
+
+        MLflow's own thread does so until the run ends or an outage comes.
+        """
+        from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.is_set() and not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+            return None
+        monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+        monitor.start()
+        return monitor
 
     @cached_property
     def _registered(self) -> str:

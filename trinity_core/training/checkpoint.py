@@ -2,7 +2,8 @@
 
 `actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
 one rank (those of `optim_…` also in further files, `…_part_2.pt`); `extra_state_…` holds the rank's random states;
-`trainer_state.json` holds the rest. Files are loaded with `weights_only`, so no code in them can run.
+`trainer_state.json` holds the rest. Of a policy with an adapter those are the adapter's tensors alone, and
+`actor/lora_adapter/adapter_config.json` describes it. Files are loaded with `weights_only`, so no code in them can run.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trinity_core.adapters import CONFIG, read_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.errors import DataError
-from trinity_core.layout import shard_name
+from trinity_core.layout import ADAPTER, shard_name
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
+from trinity_core.training.lora import refuse_other_adapter
 from trinity_core.training.saving import Copying
-from trinity_core.training.state import optimizer_state, optimizer_steps, restore, shape_of, weights
+from trinity_core.training.state import optimizer_state, optimizer_steps, parameters, restore, shape_of, weights
 
 PIECE_BYTES = 2 << 30
 """Of the optimiser's state in one file of a rank."""
@@ -73,14 +76,17 @@ def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None 
         counts = {part: optimizer_steps(engine) for part, engine in engines.items()}
         state = TrainerState(step, counts, learner.objective.state(), asdict(began) if began else {})
         copying.small[STATE] = json.dumps(asdict(state), indent=1).encode() + b"\n"
+        if learner.adapter is not None:
+            config = json.dumps(learner.adapter.config, indent=1).encode() + b"\n"
+            copying.small[f"actor/{ADAPTER}/{CONFIG}"] = config
 
 
 def largest_file(learner: Learner) -> int:
     """Bytes of the largest file that `copy` makes on one rank."""
     sizes = []
     for engine in engines_by_folder(learner).values():
-        parameters = sum(math.prod(shape_of(p, engine)) for p in engine.module.parameters())
-        share = parameters // learner.ranks.world_size
+        saved = sum(math.prod(shape_of(p, engine)) for _, p in parameters(engine))
+        share = saved // learner.ranks.world_size
         sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, share * 12)))
     return max(sizes)
 
@@ -139,7 +145,12 @@ def part_of(file: str, number: int) -> str:
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:
-    """Restore the state in `folder`, written by any number of workers. Collective."""
+    """Restore the state in `folder`, written by any number of workers. Collective.
+
+    Raises DataError for a checkpoint of another adapter, or of none.
+    """
+    saved = folder / "actor" / ADAPTER
+    refuse_other_adapter(read_config(saved) if saved.exists() else None, learner.adapter, folder)
     state = TrainerState(**json.loads((folder / STATE).read_text()))
     zero_losses = learner.zero_losses()
     for part, engine in engines_by_folder(learner).items():

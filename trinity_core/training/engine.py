@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trinity_core.training.distributed import Ranks
+from trinity_core.training.lora import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,14 @@ class TrainingEngine:
     All parameters are in one group: with several, DeepSpeed's ZeRO 1 and 2 give access to the first one's state only.
     """
 
-    def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
+    def __init__(
+        self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks, adapter: Adapter | None = None
+    ) -> None:
         import deepspeed
 
         self.ranks = ranks
+        self.adapter = adapter
+        """What alone is trained and saved of the module; None: all of it."""
         self.settings = settings
         self.device = ranks.device
         config = deepspeed_config(settings, ranks.world_size)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.objective import Objective
+from trinity_core.checkpoints.beginning import model_name
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
@@ -24,6 +25,7 @@ from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 from trinity_core.training.loading import fast_paths_on_first, load_on_first
+from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.nonfinite import step_in_error
 from trinity_core.training.policy import (
@@ -52,7 +54,9 @@ class Learner:
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
-        lm = self._load(config)
+        lm, lora = self._load(config), config.model.lora
+        base = model_name(config.model.model_path)
+        self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
         if stage < 3:
             lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
         fast_paths = fast_paths_on_first(lm, ranks)
@@ -64,9 +68,11 @@ class Learner:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks)
-        self.reference = None
-        if self.objective.needs_reference:
+        self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks, self.adapter)
+        self.reference: FrozenModule | BaseAlone | None = None
+        if self.objective.needs_reference and self.adapter is not None:
+            self.reference = BaseAlone(self.engine)
+        elif self.objective.needs_reference:
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
             self.reference = FrozenModule(self._load_reference(config, fast_paths), offloaded, ranks)
         self.critic = (
@@ -96,6 +102,8 @@ class Learner:
         overrides = self.settings.model_overrides
         longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
         load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
+            return load(quantized=in_4_bits(self.dtype, self.ranks.device))
         return load_on_first(load, self.ranks)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
@@ -115,11 +123,12 @@ class Learner:
         metrics = batch_metrics(batch, step - 1)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
+            entropies = self._entropies(batch, micros)
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else []
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
-            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values)
+            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
         metrics |= advantage_metrics
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
@@ -149,6 +158,12 @@ class Learner:
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
+
+    def _entropies(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+        """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
+        if "entropies" not in self.objective.advantage_inputs:
+            return None
+        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
 
     def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
         if self.reference is None:

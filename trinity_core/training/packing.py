@@ -41,8 +41,9 @@ class Lengths:
 
     def to(self, device: torch.device) -> Lengths:
         """A copy on `device`."""
-        tensors = (self.queries.to(device), self.keys.to(device), self.key_tokens.to(device))
-        return Lengths(*tensors, self.longest_queries, self.longest_keys)
+        return replace(
+            self, queries=self.queries.to(device), keys=self.keys.to(device), key_tokens=self.key_tokens.to(device)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,11 @@ def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
     prompts, responses = tokens[: len(p)], tokens[len(p) :]
     keys = prompts + [part for i, row in zip(prompt_of, responses, strict=True) for part in (prompts[i], row)]
     key_lengths = np.concatenate([p, p[prompt_of] + r])
-    begins = [torch.from_numpy(np.concatenate([[0], each]).astype(np.int32)) for each in (ends, key_lengths.cumsum())]
-    longest = int(max(p.max(), r.max()))
-    return Lengths(*begins, torch.from_numpy(np.concatenate(keys)), longest, int(key_lengths.max()))
+    begins, key_begins = (np.concatenate([[0], each]).astype(np.int32) for each in (ends, key_lengths.cumsum()))
+    return Lengths(
+        torch.from_numpy(begins), torch.from_numpy(key_begins), torch.from_numpy(np.concatenate(keys)),
+        int(max(p.max(), r.max())), int(key_lengths.max()),
+    )  # fmt: skip
 
 
 class _Pad(torch.autograd.Function):
@@ -226,7 +229,8 @@ def attention(
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
     if packed.mask is None:
-        out = attention_by_length(*(x[0].transpose(0, 1) for x in (query, key, value)), packed.lengths, scaling)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = attention_by_length(q, k, v, packed.lengths, scaling)
         return out[None], None
     (G, P), (b, T) = packed.prompt_shape, packed.response_shape
     heads, _n, D = query.shape[1:]

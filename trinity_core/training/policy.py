@@ -61,14 +61,16 @@ class Backbone(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations.
+        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations, and
+        the dropout of an adapter, which supervised training alone has.
 
         Log-probs are compared with those of engines, the reference and earlier passes, so nothing may be drawn at
         random: training parts jitter the input of routers (Mixtral) or draw the experts (Phi-MoE).
         """
         super().train(mode)
         for part in self.lm.modules():
-            part.training = mode and getattr(part, "gradient_checkpointing", False)
+            drops = isinstance(part, nn.Dropout) and part.p > 0
+            part.training = mode and (drops or getattr(part, "gradient_checkpointing", False))
         return self
 
     def hidden(self, micro: Micro) -> Tensor:
@@ -190,10 +192,12 @@ def load_causal_lm(
     overrides: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
     reads: bool = True,
+    quantized: Mapping[str, Any] | None = None,
 ) -> Any:
     """A Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
 
-    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room.
+    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room. `quantized`
+    are transformers' arguments for weights in 4 bits (`lora.in_4_bits`).
 
     Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
     length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model.
@@ -209,7 +213,7 @@ def load_causal_lm(
     }  # fmt: skip
     try:
         if reads:
-            lm = AutoModelForCausalLM.from_pretrained(path, **common, **(overrides or {}))
+            lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
         else:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
             with no_init_weights():
@@ -219,7 +223,10 @@ def load_causal_lm(
         raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
-    return without_dropout(lm).eval()
+    without_dropout(lm)
+    if quantized:  # a checkpoint is an adapter, and the model into which it is merged is in half precision
+        vars(lm.config_as_given).pop("quantization_config", None)
+    return lm.eval()
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from trinity_core.adapters import B, is_adapter, plain_name
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
+from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.publisher import TrainerRank
 from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
@@ -23,7 +26,7 @@ from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 from trinity_core.training.saving import Copying
-from trinity_core.training.state import buffers, shape_of, weights
+from trinity_core.training.state import base_weights, shape_of, stored_buffers, weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +40,17 @@ CHECK_TOKENS = 48
 
 
 class PolicyWeights:
-    """The engine's weights as `TrainerWeights`. Buffers are included."""
+    """The engine's weights as `TrainerWeights`: all with buffers, or of an engine with an adapter that alone.
 
-    def __init__(self, engine: TrainingEngine) -> None:
+    The matrices B come multiplied by the adapter's scale. With `merged`, an adapter is merged into all weights instead.
+    `held_dtype` is that of the base in the engines, "" if it is not compared with the trainer's.
+    """
+
+    def __init__(self, engine: TrainingEngine, merged: bool = False, held_dtype: str = "") -> None:
         self._engine = engine
+        self._adapter = None if merged else engine.adapter
+        self._held_dtype = held_dtype
+        self._held: dict[str, TensorDigest] | None = None
 
     @property
     def gathers(self) -> bool:
@@ -53,21 +63,47 @@ class PolicyWeights:
         trained: list[TensorSpec] = []
         first: dict[int, str] = {}
         for full_name, p in self._engine.module.named_parameters(remove_duplicate=False):
-            name = full_name.removeprefix("lm.")
+            name = plain_name(full_name.removeprefix("lm."))
+            if self._engine.adapter is not None and is_adapter(name) is (self._adapter is None):
+                continue
             tied_to = first.setdefault(id(p), name)
             trained.append(TensorSpec(name, dtype, shape_of(p, self._engine), tied_to if tied_to != name else ""))
-        return trained + [spec_of(name, buffer) for name, buffer in buffers(self._engine).items()]
+        stored = {} if self._adapter is not None else stored_buffers(self._engine)
+        return trained + [spec_of(name, buffer) for name, buffer in stored.items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of each weight, also by tied names (`lm_head.weight`)."""
-        return weights(self._engine, tied=True)
+        if self._adapter is not None:
+            scale = self._adapter.scaling
+            return ((name, p * scale if name.endswith(B) else p) for name, p in weights(self._engine))
+        return weights(self._engine, tied=True) if self._engine.adapter is None else base_weights(self._engine, True)
+
+    def held(self) -> dict[str, TensorDigest]:
+        """The digests of the base, which engines hold beside the adapter; empty without one, or if not compared."""
+        if self._held is None:
+            compared = self._adapter is not None and self._held_dtype
+            tensors = base_weights(self._engine) if compared else ()
+            self._held = {name: digest(tensor, dtype=self._held_dtype) for name, tensor in tensors}
+        return self._held
+
+
+def policy_weights(config: Config, learner: Learner) -> PolicyWeights:
+    """What a run publishes. The base of an adapter is compared where the engines' is made of the same numbers: not in
+    4 bits, and not if they have a wider dtype than the trainer, to which weights may have been rounded."""
+    lora, on_gpu = config.model.lora, learner.ranks.device.type == "cuda"
+    dtype = config.explorer.rollout_model.dtype
+    dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+    same = f"torch.{dtype}" == str(learner.dtype) or learner.dtype == torch.float32
+    held_dtype = dtype if lora is not None and not lora.load_in_4bit and same else ""
+    return PolicyWeights(learner.engine, merged=config.engine_adapter is None, held_dtype=held_dtype)
 
 
 def trainer_rank(
-    engine: TrainingEngine, ranks: Ranks, explorers_wait: Callable[[int], bool], stopping: Callable[[], bool]
+    weights: PolicyWeights, ranks: Ranks, explorers_wait: Callable[[int], bool], stopping: Callable[[], bool]
 ) -> TrainerRank:
     """This rank as a publisher sees it. `explorers_wait` is asked on rank 0 only."""
-    return TrainerRank(ranks.rank, PolicyWeights(engine), partial(any_rank, ranks=ranks), explorers_wait, stopping)
+    any_of = partial(any_rank, ranks=ranks)
+    return TrainerRank(ranks.rank, weights, any_of, explorers_wait, stopping, weights.held)
 
 
 class Publisher:
@@ -151,8 +187,6 @@ class Publisher:
 
 def make_weight_check(learner: Learner, length: int) -> WeightCheck:
     """So many fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
-    import torch
-
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_reference
+from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.manifest import Entry
 from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
@@ -56,7 +56,7 @@ class Savepoints:
         else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises
         the error with which that could not be written.
         """
-        self.writer.wait()
+        self.writer.until_written()
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         converts = learner.settings.save_huggingface in (("always", "last") if last else ("always",))
@@ -93,11 +93,13 @@ class Savepoints:
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.
 
-        Raises TrinityError if the run began with another model than the reference that the learner has loaded.
+        Raises TrinityError if the run began with another model than the learner has loaded, and that is its reference
+        or the base of its adapter; DataError if the checkpoint holds another adapter.
         """
         began = recorded_beginning(self.layout, step) or self.began
-        if learner.reference is not None and began.differs(self.began):
-            refuse_other_reference(began, self.config.model.model_path, self.layout.root)
+        needs_it = learner.adapter is not None or learner.reference is not None
+        if needs_it and began.differs(self.began):
+            refuse_other_model(began, self.config.model.model_path, self.layout.root, learner.adapter is not None)
         checkpoint.load(learner, self.layout.step(step))
         self.began = began if began.differs(self.began) or began.digest else self.began
 

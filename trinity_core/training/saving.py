@@ -25,7 +25,7 @@ from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room, write_json
-from trinity_core.processes import free_memory, run_when_idle
+from trinity_core.processes import free_memory, yield_cores
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import Wait, poll
 
@@ -75,9 +75,9 @@ class CheckpointWriter:
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written."""
         if self.failed:
-            self.wait()
+            self.until_written()
 
-    def wait(self, seconds: float = WRITE_SECONDS) -> None:
+    def until_written(self, seconds: float = WRITE_SECONDS) -> None:
         """Wait for the last checkpoint to be whole. Raises its error; TransientFault if that takes too long."""
         if self._written is None:
             return
@@ -108,9 +108,12 @@ class CheckpointWriter:
         return copying
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, end the process and give the memory back. Raises as `wait`."""
+        """Wait for the checkpoint that is being written, end the process and give the memory back.
+
+        Raises what `until_written` raises.
+        """
         try:
-            self.wait()
+            self.until_written()
         finally:
             self._end()
 
@@ -164,8 +167,8 @@ class CheckpointWriter:
         try:
             if self._worker is None:
                 self._worker = Worker(TARGET, environment=os.environ | {"OMP_NUM_THREADS": "1"})
-                run_when_idle(self._worker.process.pid)
                 self._worker.make({})
+                yield_cores(self._worker.process.pid)
             return self._worker.call(method, *arguments, seconds=WRITE_SECONDS)
         except CallFailed as error:
             text = str(error) if error.is_for_users else f"writing the checkpoint of step {self.step} failed: {error}"

@@ -18,7 +18,7 @@ from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join, uses_gpu
 from trinity_core.training.learner import Learner
-from trinity_core.training.publish import Publisher, trainer_rank
+from trinity_core.training.publish import Publisher, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, open_source, total_steps
 from trinity_core.training.trainer import Progress, Trainer
@@ -57,7 +57,8 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
 
 def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:
     explorers_wait = source.awaited if source is not None else _never
-    trainer = trainer_rank(learner.engine, learner.ranks, explorers_wait, stopping.is_set)
+    weights = policy_weights(config, learner)
+    trainer = trainer_rank(weights, learner.ranks, explorers_wait, stopping.is_set)
     versions = run_versions(config)
     explored = source.explored if source is not None else _nothing
     return Publisher(config, learner, versions, versions.publisher(config, trainer), explored)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trinity_core.adapters import A, B, is_adapter, merged_weight, plain_name
 from trinity_core.errors import DataError
 from trinity_core.training.compiled import uncompiled
 from trinity_core.training.engine import TrainingEngine
@@ -22,27 +23,55 @@ MASTER = "master"
 """The float32 weights of a model that is trained in half precision."""
 
 
-def parameters(engine: TrainingEngine) -> dict[str, torch.nn.Parameter]:
-    """Each parameter once, by name."""
-    return {name.removeprefix("lm."): p for name, p in engine.module.named_parameters()}
+def parameters(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Name and parameter: of an engine with an adapter those of the adapter. With `tied`, also under tied names."""
+    for name, p in engine.module.named_parameters(remove_duplicate=not tied):
+        if engine.adapter is None:
+            yield name.removeprefix("lm."), p
+        elif is_adapter(plain := plain_name(name.removeprefix("lm."))):
+            yield plain, p
 
 
 def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of each weight, buffers included. With `tied`, also under tied names (`lm_head.weight`).
+    """Name and whole tensor of each weight, buffers included; of an engine with an adapter those of the adapter. With
+    `tied`, also under tied names (`lm_head.weight`).
 
     A tensor is valid until the next iteration. Under ZeRO 3 it is gathered for that time.
     """
-    named = engine.module.named_parameters(remove_duplicate=not tied)
-    for name, p in named:
+    for name, p in parameters(engine, tied):
         with whole([p], engine):
-            yield name.removeprefix("lm."), p.detach()
+            yield name, p.detach()
     yield from buffers(engine).items()
 
 
+def base_weights(engine: TrainingEngine, merged: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """`weights`, with tied names, of the model that an adapter belongs to; with `merged` the adapter is merged into
+    them."""
+    assert engine.adapter is not None
+    adapter, scale = dict(parameters(engine)) if merged else {}, engine.adapter.scaling
+    for name, p in engine.module.named_parameters(remove_duplicate=False):
+        plain = plain_name(name.removeprefix("lm."))
+        if is_adapter(plain):
+            continue
+        module = plain.removesuffix(".weight")
+        changed = module + A in adapter
+        pair = [adapter[module + A], adapter[module + B]] if changed else []
+        with whole([p, *pair], engine):
+            weight = p.detach()
+            yield plain, merged_weight(weight, pair[0].detach(), pair[1].detach(), scale) if changed else weight
+    yield from stored_buffers(engine).items()
+
+
 def buffers(engine: TrainingEngine) -> dict[str, Tensor]:
-    """Stored tensors that are not trained (such as a router's bias); whole under every ZeRO stage."""
+    """Stored tensors that are not trained (such as a router's bias); whole under every ZeRO stage. An adapter has
+    none."""
+    return {} if engine.adapter is not None else stored_buffers(engine)
+
+
+def stored_buffers(engine: TrainingEngine) -> dict[str, Tensor]:
+    """The buffers that a model's files hold."""
     stored = engine.module.state_dict()
-    return {name.removeprefix("lm."): b for name, b in engine.module.named_buffers() if name in stored}
+    return {plain_name(name.removeprefix("lm.")): b for name, b in engine.module.named_buffers() if name in stored}
 
 
 def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_rank: int | None = None) -> Any:
@@ -74,7 +103,7 @@ def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     moments = MOMENTS if optimizer_steps(engine) else ()
-    for name, p in parameters(engine).items():
+    for name, p in parameters(engine):
         if not p.requires_grad:
             continue
         for moment in moments:
@@ -104,7 +133,7 @@ def restore(
         with uncompiled():
             engine.backward(zero_loss(), last=True)
         engine.step(0.0)
-    for name, p in parameters(engine).items():
+    for name, p in parameters(engine):
         value = _find(model, name)
         with torch.no_grad(), whole([p], engine, modifier_rank=0):
             p.copy_(value)

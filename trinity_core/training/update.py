@@ -111,6 +111,7 @@ def prepare(
     old_logprobs: Tensor | None,
     ref_logprobs: Tensor | None,
     values: Tensor | None,
+    entropies: Tensor | None = None,
 ) -> tuple[Prepared, dict[str, float]]:
     """The whole batch with its advantages, and their metrics.
 
@@ -138,11 +139,20 @@ def prepare(
         values=values,
         teacher_logprobs=batch.teacher_logprobs,
         old_logprobs=old_logprobs,
+        rollout_logprobs=_sampler_logprobs(batch, old_logprobs),
         ref_logprobs=ref_logprobs,
+        entropies=entropies,
         lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
     return prepared, result.metrics
+
+
+def _sampler_logprobs(batch: Batch, old_logprobs: Tensor | None) -> Tensor | None:
+    """[B, T] those of the policy that sampled; the old ones in rows that have none."""
+    if batch.rollout_logprobs is None or old_logprobs is None:
+        return old_logprobs
+    return torch.where(batch.has_rollout_logprobs[:, None], batch.rollout_logprobs, old_logprobs)
 
 
 def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -76,14 +76,11 @@ class TrainerWorker:
                 loop(self._trainer)
             return self._trainer.summary()
 
-    def convert(self, step: int) -> str:
+    def convert(self, step: int, merge: bool) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
-        from pathlib import Path
+        from trinity_core.checkpoints.huggingface import huggingface_folder
 
-        from trinity_core.checkpoints.convert import convert
-        from trinity_core.layout import JobLayout
-
-        return str(convert(JobLayout(self.config.job_dir).step(step), Path(self.config.model.model_path)))
+        return str(huggingface_folder(self.config, step, merge))
 
     def remove_shared_weights(self) -> None:
         """Remove the weights published through this machine's shared memory, which are of no use after the run."""

@@ -15,8 +15,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from pydantic import Field, model_validator
 
-from trinity_core.children import Child
+from trinity_core.children import Child, ending
 from trinity_core.data.experience import Experience
+from trinity_core.data.formats import has_prompt
 from trinity_core.errors import TrinityError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import DaemonThreads, InterruptibleThreads
@@ -129,6 +130,8 @@ class CommandArguments(Arguments):
     """Size of each file that it writes, its output among them, GiB."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Further environment variables."""
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables of the explorer that the command sees too, such as keys of other services."""
 
     @property
     def words(self) -> list[str]:
@@ -147,11 +150,12 @@ class CommandWorkflow(AgentWorkflow):
     """Runs a command for each rollout.
 
     It sees `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL` and the task as JSON in the file `TRINITY_TASK`
-    (`messages`, `tools`). It writes JSON to the file `TRINITY_REPORT`: `answer`, which the task's reward function
-    scores, or without one `reward`, a number.
+    (`messages`, `tools`, `run`, `seed`, and without a reward function the `row`). It writes JSON to the file
+    `TRINITY_REPORT`: `answer`, which the task's reward function scores, or without one `reward`, a number.
     """
 
     arguments = CommandArguments
+    needs_prompt = False
 
     async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
         """The verdict on what the command reports."""
@@ -159,9 +163,12 @@ class CommandWorkflow(AgentWorkflow):
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             task, report = place / "task.json", place / "report.json"
-            task.write_text(json.dumps({"messages": self.task.messages, "tools": self.task.tools}))
+            task.write_text(json.dumps(self._told(run), default=str))
             (place / "work").mkdir()
-            environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+            if absent := [name for name in arguments.secrets if name not in os.environ]:
+                raise TrinityError(f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment")
+            passed_on = (*PASSED_ON, *arguments.secrets)
+            environment = {name: os.environ[name] for name in passed_on if name in os.environ} | {
                 "HOME": str(place / "work"),
                 "OPENAI_BASE_URL": session.base_url,
                 "OPENAI_API_KEY": session.api_key,
@@ -173,6 +180,13 @@ class CommandWorkflow(AgentWorkflow):
             await run_command(arguments, place / "work", environment)
             return await self._judged(_report(report))
 
+    def _told(self, run: int) -> dict[str, Any]:
+        """The task as the command sees it: the row, which may hold the answer, only if the command is its own judge."""
+        task = self.task
+        told: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
+        told |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
+        return told if task.reward_fn is not None else {**told, "row": task.raw}
+
     async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
         if self.task.reward_fn is None:
             if "reward" not in report:
@@ -183,7 +197,8 @@ class CommandWorkflow(AgentWorkflow):
             return None if report["reward"] is None else float(report["reward"])
         if not isinstance(report.get("answer"), str):
             raise CommandFailed("its report has no answer")
-        question = str(self.task.messages[-1].get("content", ""))
+        messages = self.task.messages if has_prompt(self.task.raw, self.task.format) else [{}]
+        question = str(messages[-1].get("content", ""))
         item = RewardItem(report["answer"], self.task.truth, question, self.task.raw, self.task.reward_fn_args)
         [reward] = await self.rewards.score(self.task.reward_fn, [item])
         return reward
@@ -204,8 +219,10 @@ async def run_command(arguments: CommandArguments, folder: Path, environment: Ma
     if child.process.returncode:
         if child.output_bytes() >= blocks * 512:
             raise CommandFailed(f"its output is larger than {arguments.file_gib:g} GiB (workflow_args.file_gib)")
-        text = child.output(SHOWN).replace(environment["OPENAI_API_KEY"], "***")
-        raise CommandFailed(f"it ended with status {child.process.returncode}: {text}")
+        text = child.output(SHOWN)
+        for name in ("OPENAI_API_KEY", *arguments.secrets):
+            text = text.replace(environment[name], "***")
+        raise CommandFailed(f"it ended with {ending(child.process.returncode)}: {text}")
 
 
 def _report(path: Path) -> dict[str, Any]:

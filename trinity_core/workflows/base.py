@@ -36,6 +36,8 @@ class Workflow:
 
     arguments: ClassVar[type[BaseModel] | None] = None
     """A pydantic model of the task set's `workflow_args`, which are checked against it; None: any."""
+    needs_prompt: ClassVar[bool] = True
+    """Whether a row needs a prompt; False: the workflow makes its own where a row has none."""
     asks_models: ClassVar[bool] = False
     """Whether it asks an auxiliary model, or the endpoint `base_url` of its arguments: a run without is refused."""
 

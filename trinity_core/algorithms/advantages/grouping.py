@@ -19,7 +19,7 @@ ADVANTAGES: Registry[AdvantageFn] = Registry(
     "advantage",
     inputs=(
         "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "states", "token_rewards", "values",
-        "old_logprobs", "ref_logprobs", "teacher_logprobs", "lengths", "penalties",
+        "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies", "lengths", "penalties",
     ),
 )  # fmt: skip
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""

@@ -118,3 +118,32 @@ def on_policy_distill(
         "kl/std": float(rows.std()) if len(rows) > 1 else 0.0,
         "kl/token": float(masked_mean(-gap, mask)),
     }
+
+
+@advantage("jsd")
+@without_gradient
+def jsd(
+    mask: Tensor,
+    teacher_logprobs: Tensor,
+    old_logprobs: Tensor,
+    rewards: Tensor | None = None,
+    group_ids: GroupIds | None = None,
+    kl_coef: float = 1.0,
+    lambda_coef: float = 0.5,
+) -> tuple[Tensor, dict[str, float]]:
+    """-kl_coef * (l p log(p / m) + (1 - l) q log(q / m)), m = l p + (1 - l) q, l = `lambda_coef`: the sampled token's
+    term of the generalised Jensen-Shannon divergence (Agarwal et al., arXiv 2306.13649, section 3), as Trinity-RFT's.
+
+    p is the teacher's probability of the token, q the student's (`teacher_logprobs`, `old_logprobs` [B, T]). 0 for l of
+    0 or 1. Raises InputError for an l outside of [0, 1].
+    """
+    if not 0 <= lambda_coef <= 1:
+        raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}")
+    mask = as_mask(mask)
+    require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
+    teacher, student = clean(teacher_logprobs, mask), clean(old_logprobs, mask)
+    shares = torch.tensor([lambda_coef, 1 - lambda_coef], dtype=teacher.dtype, device=teacher.device)
+    mixed = torch.logaddexp(teacher + shares[0].log(), student + shares[1].log())
+    terms = shares[0] * teacher.exp() * (teacher - mixed) + shares[1] * student.exp() * (student - mixed)
+    divergence = clean(terms, mask)
+    return -kl_coef * divergence, {"jsd/token": float(masked_mean(divergence, mask))}

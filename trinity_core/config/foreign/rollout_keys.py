@@ -8,6 +8,7 @@ from typing import Any
 from trinity_core.config import schema
 from trinity_core.config.foreign.key_action import (
     FOLLOWS,
+    SILENT,
     Below,
     Keys,
     Moved,
@@ -57,6 +58,8 @@ FORMAT: Keys = {
     "enable_thinking": moved("/model.enable_thinking"),
     "chat_template": unset(""),
 }
+REWARD = Spelled({"": None, "math_boxed_reward_naive_dapo": "math_dapo_reward"})
+"""The verdicts of the latter are math-verify's, where Trinity-RFT compares normalised texts."""
 ROLLOUT_ARGS: Keys = {
     "n": moved("../repeat_times", yields=True),
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
@@ -80,7 +83,7 @@ TASKSET = keys(
     {
         "default_eval_workflow_type": noted("See default_workflow_type of each task set.", ""),
         "default_workflow_type": WORKFLOW,
-        "default_reward_fn_type": unset(""),
+        "default_reward_fn_type": REWARD,
         "subset_name": unset(""),
         "path": unset(),
         **same(
@@ -114,7 +117,7 @@ EXPERIENCES = keys(
 )
 EXPLORER_INPUT: Keys = {
     "default_workflow_type": WORKFLOW,
-    "default_reward_fn_type": unset(""),
+    "default_reward_fn_type": REWARD,
     "default_eval_workflow_type": moved("eval_tasksets[].default_workflow_type", unset=("",), yields=True),
     "system_prompt": moved(
         "taskset.format.system_prompt",
@@ -133,7 +136,7 @@ TRAINER_INPUT: Keys = {
 BUFFER: Keys = {
     "train_batch_size": unset(0),
     "default_workflow_type": WORKFLOW,
-    "default_reward_fn_type": unset(""),
+    "default_reward_fn_type": REWARD,
     "max_retry_times": LOCAL,
     "max_retry_interval": LOCAL,
     "explorer_output": noted("Explorer and trainer share buffer.trainer_input.experience_buffer."),
@@ -148,7 +151,7 @@ BUFFER: Keys = {
 
 ONE_GPU_GROUP = refused("an engine's GPUs share its tensors: use tensor_parallel_size, and engine_num for more.", 1)
 AT_ONCE = noted("The rollouts of a task run at once, each by a runner of its own.", None, "asynchronous")
-NO_LORA = noted("Engines load whole weights.", False, {}, [])
+ADAPTERS = noted("Engines hold the adapter of model.lora_configs.", False, True, {}, [])
 STATED = noted("A server starts with the run and ends with it.")
 
 
@@ -170,7 +173,7 @@ EXPLORER: Keys = {
     "collect_experiences": FOLLOWS,
     "max_pending_requests": noted("See runner_per_model and rollout_model.max_num_seqs."),
     "max_waiting_steps": noted("See synchronizer.max_staleness."),
-    "max_inflight_batches": noted("See synchronizer.sync_offset and max_staleness."),
+    "max_inflight_batches": noted("See synchronizer.sync_offset and max_staleness.", 1),
     "use_ray": noted("Engines are always Ray's."),
     "backend": noted("See synchronizer.sync_method."),
     "eval_on_latest_checkpoint": moved("bench_on_latest_checkpoint"),
@@ -180,18 +183,17 @@ EXPLORER: Keys = {
     "db_url": noted("What users ask is kept in the run's experience store."),
     "over_rollout": Below(
         {
-            "ratio": refused(
-                "a step waits for all its tasks; max_timeout bounds how long, and synchronizer.sync_style "
+            "ratio": noted(
+                "A step waits for all its tasks; max_timeout bounds how long, and synchronizer.sync_style "
                 "explorer_driven lets the trainer go on meanwhile.",
                 0.0,
                 0,
             )
         },
-        noted("It is not enabled."),
+        SILENT,
     ),
     "dynamic_timeout": Below(
-        {"enable": refused("a workflow may take max_timeout; there is no limit that changes.", False)},
-        noted("It is not enabled."),
+        {"enable": noted("A workflow may take max_timeout; there is no limit that changes.", False)}, SILENT
     ),
     "repeat_times": moved("/algorithm.repeat_times"),
     "temperature": moved("/model.temperature"),
@@ -221,7 +223,7 @@ ENGINE: Keys = {
     "enable_return_routed_experts": refused("the experts' choice is not replayed in training.", False),
     "weight_sync_buffer_size": noted("Weights are sent tensor by tensor."),
     **same(
-        NO_LORA,
+        ADAPTERS,
         "enable_lora enable_runtime_lora_updating lora_modules lora_kwargs",
     ),
     **same(

@@ -29,7 +29,7 @@ AGENT = refused(
     "no model chooses the operators; list them under data_processor.task_pipeline.operators (data_juicer is one)."
 )
 AGENTS = noted("No model chooses the operators.")
-LORA = refused("all weights are trained: there are no LoRA adapters; leave this out.", [], False)
+ENGINES_ADAPTER = noted("Each engine holds one adapter.", False, 0, 1)
 ROPE = refused("change it in the model folder's config.json, which the engines and the trainer both read.")
 
 
@@ -83,7 +83,11 @@ GLOBAL = Below(
 )
 
 RUN: Keys = {
-    "group": noted("Runs are grouped by project, within which their names differ.", ""),
+    "group": noted(
+        "A run's folder is checkpoint_root_dir/project/name: where two groups have a run of one name, write "
+        "the group into the name.",
+        "",
+    ),
     "checkpoint_job_dir": FOLLOWS,
     "checkpoint_root_dir": unset(""),
     "ignore_validator_suggestions": noted("What does not fit is an error, and no setting is changed."),
@@ -96,7 +100,7 @@ RUN: Keys = {
 MODEL: Keys = {
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
     "repetition_penalty": refused("rollouts are sampled without one, as the trainer's log-probs are.", 1.0, 1),
-    **same(LORA, "lora_configs fully_sharded_loras max_cpu_loras"),
+    **same(ENGINES_ADAPTER, "fully_sharded_loras max_cpu_loras"),
     "rope_scaling": ROPE,
     "rope_theta": ROPE,
     "max_token_len": moved("max_model_len"),
@@ -120,7 +124,10 @@ CLUSTER: Keys = same(
     "total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num trainer_gpu_num "
     "trainer_node_num trainer_gpu_num_per_node",
 )
+FULLY_ASYNC = {"sync_style": "trainer_driven", "sync_in_flight": True}
+"""The explorer never waits, and engines load each version in mid-generation."""
 SYNCHRONIZER: Keys = {
+    "sync_style": Cases({"fully_async": Rewritten(lambda *_: FULLY_ASYNC)}, SILENT),
     "sync_iteration_interval": moved("sync_interval"),
     "wait_for_checkpoint": noted("Each side always waits for the version that it needs, up to sync_timeout.", False),
     "explorer_sync_interval": moved("sync_interval"),
@@ -163,6 +170,11 @@ TASK_PIPELINE: Keys = {
         "format agent_model_name agent_model_config clean_strategy min_size_ratio min_priority_score data_dist",
     ),
 }
+ANNOTATED = refused(
+    "a person's verdicts come by trinity's own page: the flow pauses and asks, and they become pairs for dpo "
+    "(docs/human.md); leave this operator out."
+)
+OPERATOR: Keys = {"name": Cases({"human_preference_annotation_mapper": ANNOTATED}, SILENT)}
 TASK_OUTPUT: Keys = same(
     noted("The output is a folder of Parquet, read by the task sets."), "name storage_type split subset_name format"
 )
@@ -180,10 +192,21 @@ SCHEDULE = noted(
     "The learning rate has a warm-up, a course and an end: warmup_style, min_lr_ratio.", 0.0, 0, "constant"
 )
 FROM_BATCH = noted("It follows from the batch itself.")
-CLIP_B = refused(
-    "it clips by the entropy of each token, which advantages do not see here (Trinity-RFT patches its trainer for it); "
-    "write grpo, and see entropy_loss_fn."
+CLIP_V = refused(
+    "it needs a sum over the whole vocabulary at each token, which is not computed here; write clipb, which leaves out "
+    "the tokens that would change the entropy most."
 )
+CPT = refused("texts without a prompt are not trained on here; write sft, with rows of a prompt and a response.")
+
+
+def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
+    """M2PO is a loss elsewhere; here an advantage of GRPO's and a loss without a clip, against the sampling policy."""
+    if algorithm.get("advantage_fn"):
+        return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
+    parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
+    return {f"/algorithm.{part}": name for part, name in parts.items()}
+
+
 CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
 
 
@@ -262,11 +285,14 @@ OPTIMIZER: Keys = {
     "clip_grad": noted("See trainer.grad_clip."),
     "beta1": Rewritten(betas),
     "beta2": Rewritten(betas),
+    "fused": noted("AdamW is fused wherever the parameters' device has a fused one.", False, True),
     **same(SCHEDULE, "lr_warmup_init lr_decay_steps lr_decay_style min_lr"),
 }
 LOSS_ARGS = Below(
     {
         "loss_agg_mode": moved("../loss_agg_mode"),
+        "m2_threshold": moved("../advantage_fn_args.m2_threshold"),
+        "log_ratio_clip": noted("The log-ratio is held within +-20.", 20.0, 20),
         "sft_loss_agg_mode": noted("Both terms of mix are aggregated as algorithm.loss_agg_mode says.", "token-mean"),
         "use_token_level_loss_in_sft": noted("Both terms of mix are aggregated as algorithm.loss_agg_mode says.", True),
         **same(
@@ -284,8 +310,9 @@ ADVANTAGE_ARGS = Below(
     }
 )
 ALGORITHM: Keys = {
-    "algorithm_type": Spelled({"grpo_verl": "grpo"}),
-    "advantage_fn": Cases({"clipb": CLIP_B}, SILENT),
+    "algorithm_type": Cases({"cpt": CPT, "grpo_verl": moved("algorithm_type", convert=lambda *_: "grpo")}, SILENT),
+    "advantage_fn": Cases({"clipv": CLIP_V}, SILENT),
+    "policy_loss_fn": Cases({"m2po": Rewritten(m2po)}, SILENT),
     "add_strategy": moved("advantage_fn"),
     "add_strategy_args": moved("advantage_fn_args"),
     "mu": moved("policy_loss_fn_args.mu"),
@@ -335,15 +362,29 @@ TRAINER: Keys = {
 }
 
 
+LORA: Keys = {
+    "rank": moved("lora_rank"),
+    "r": moved("lora_rank"),
+    "alpha": moved("lora_alpha"),
+    "dropout": moved("lora_dropout"),
+    "base_model_name": noted("The adapter belongs to model.model_path."),
+    "lora_dtype": noted(
+        "Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"
+    ),
+    "dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
+    "is_dummy": SILENT,
+}
 KEYS: Mapping[type[Any], Keys] = {
     schema.Config: RUN,
     schema.ModelConfig: MODEL,
+    schema.LoraConfig: LORA,
     schema.ClusterConfig: CLUSTER,
     schema.SynchronizerConfig: SYNCHRONIZER,
     schema.MonitorConfig: MONITOR,
     schema.DataJuicerConfig: {"port": unset(0)},
     schema.DataProcessorConfig: DATA_PROCESSOR,
     schema.TaskPipelineConfig: TASK_PIPELINE,
+    schema.OperatorConfig: OPERATOR,
     TaskOutputConfig: TASK_OUTPUT,
     schema.ExperiencePipelineConfig: EXPERIENCE_PIPELINE,
     schema.LogConfig: {"save_dir": FOLLOWS},

@@ -27,7 +27,6 @@ from trinity_core.config.foreign.key_action import (
 from trinity_core.config.foreign.run_keys import (
     ADAMW,
     EXACT,
-    LORA,
     NOT_MEGATRON,
     ROPE,
     SCHEDULE,
@@ -55,13 +54,20 @@ COMPILED = noted("See trainer.torch_compile.")
 VISION = refused("models see text alone: there are no images or videos.", False)
 QUANTIZED = Below({"enable": refused("weights are not quantized in training.", False)}, SILENT)
 REPLAYED = Below({"mode": refused("the experts' choice is not replayed in training.", "disabled")}, SILENT)
-LORA_ARGUMENT = Noted("All weights are trained: there are no LoRA adapters.", asked_by="lora_rank")
+CRITIC_LORA = Noted("All weights of the critic are trained: it has no adapter.", asked_by="lora_rank")
 HYDRA: Keys = {"_target_": SILENT}
 
 
 def imported(to: str, convert: Callable[[Any], Any] | None = None) -> Imported:
     """Said by another section of the run, where `import-verl` writes it."""
     return Imported(SECTIONS, to=to, convert=convert)
+
+
+def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The adapter of veRL's keys, with veRL's defaults."""
+    targets = model.get("target_modules") or "all-linear"
+    path, alpha = model.get("lora_adapter_path"), model.get("lora_alpha", 16)
+    return [{"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}]
 
 
 def file_name(value: Any) -> Any:
@@ -130,14 +136,10 @@ ANY_MODEL = keys(
             "activations are not offloaded; see enable_gradient_checkpointing.", False
         ),
         "use_shm": noted("Models are read from their folders.", False),
-        "lora_rank": refused("all weights are trained: there are no LoRA adapters.", 0),
-        "lora": Below({"rank": refused("all weights are trained: there are no LoRA adapters.", 0)}, SILENT),
-        "lora_adapter_path": LORA,
         "mtp": _enabled("models predict one token at a time."),
         "rope_scaling": ROPE,
         "rope_theta": ROPE,
     },
-    same(LORA_ARGUMENT, "lora_alpha target_modules exclude_modules"),
     same(noted("It is the model's own."), "tokenizer_path hf_config_path"),
 )
 MODEL = keys(
@@ -147,7 +149,11 @@ MODEL = keys(
         "trust_remote_code": moved("/model.trust_remote_code", yields=True),
         "path": moved("/model.model_path", unset=("",), yields=True),
         "custom_chat_template": moved("/model.custom_chat_template", yields=True),
+        "lora_rank": moved("/model.lora_configs", unset=(0,), convert=_adapter, yields=True),
+        "lora": Below({"rank": refused("write model.lora_configs.", 0)}, SILENT),
+        "exclude_modules": refused("name the target_modules of model.lora_configs instead."),
     },
+    same(SILENT, "lora_alpha target_modules lora_adapter_path"),  # parts of lora_rank's entry
 )
 CRITIC_MODEL = keys(
     ANY_MODEL,
@@ -155,7 +161,10 @@ CRITIC_MODEL = keys(
         "path": moved("/model.critic_model_path", yields=True),
         "trust_remote_code": AS_ACTOR,
         "custom_chat_template": SILENT,
+        "lora_rank": refused("all weights of the critic are trained: it has no adapter.", 0),
+        "lora": Below({"rank": refused("all weights of the critic are trained: it has no adapter.", 0)}, SILENT),
     },
+    same(CRITIC_LORA, "lora_alpha target_modules exclude_modules lora_adapter_path"),
 )
 FSDP = keys(
     HYDRA,

@@ -107,11 +107,8 @@ SUPERVISED: Keys = keys(
         "partial_pretrain": imported("model.model_path"),
         "trust_remote_code": imported("model.trust_remote_code"),
         "enable_gradient_checkpointing": imported("trainer.gradient_checkpointing"),
-        "lora_rank": noted("All weights are trained: there are no LoRA adapters."),
-        **same(
-            Noted("All weights are trained: there are no LoRA adapters.", asked_by="lora_rank"),
-            "lora_alpha target_modules exclude_modules",
-        ),
+        "lora_rank": noted("Write model.lora_configs.", 0),
+        **same(Noted("Write model.lora_configs.", asked_by="lora_rank"), "lora_alpha target_modules exclude_modules"),
         "use_liger": noted("Kernels are those of transformers; see trainer.torch_compile."),
         "strategy": noted("DeepSpeed trains here: see trainer.zero_stage."),
         "fsdp_config": noted("DeepSpeed trains here: see trainer.zero_stage."),

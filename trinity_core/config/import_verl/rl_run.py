@@ -51,6 +51,7 @@ def write_reinforced(draft: Draft) -> None:
     interval = _batches(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
         draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
+    write_adapter(draft, "actor_rollout_ref.model")
     draft.rows(DEFAULTS[""], interval, PER_STEP)
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
@@ -80,6 +81,16 @@ def _tracker(value: Any) -> str | None:
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
     here = {"wandb": "wandb", "vemlp_wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
     return next((here[name] for name in names if name in here), None)
+
+
+def write_adapter(draft: Draft, section: str) -> None:
+    """The LoRA adapter that a section about the model asks for, with veRL's defaults."""
+    names = {"lora_rank": 0, "lora_alpha": 16, "target_modules": "all-linear", "lora_adapter_path": None}
+    asked = {name: draft.get(f"{section}.{name}", default) for name, default in names.items()}
+    if asked["lora_rank"]:
+        path = asked.pop("lora_adapter_path")
+        entry = asked | ({"path": path} if path else {})
+        draft.put("model.lora_configs", [entry], f"{section}.lora_rank, lora_alpha, target_modules")
 
 
 def write_run(draft: Draft) -> None:

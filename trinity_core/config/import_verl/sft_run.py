@@ -7,7 +7,7 @@ from typing import Any
 from trinity_core.config.foreign.table import ROOT
 from trinity_core.config.foreign.verl_run_keys import DEFAULTS
 from trinity_core.config.import_verl.draft import Draft, Written
-from trinity_core.config.import_verl.rl_run import whole, write_run
+from trinity_core.config.import_verl.rl_run import whole, write_adapter, write_run
 from trinity_core.config.import_verl.tasks import data_set_names, files
 
 
@@ -18,6 +18,7 @@ def write_supervised(draft: Draft) -> None:
     for key in ("data.val_files", "trainer.test_freq"):
         if draft.get(key) not in (None, -1):
             draft.leave(key, "the loss on held-out rows is not computed: evaluate checkpoints with `trinity evaluate`")
+    write_adapter(draft, "model")
     draft.rows(DEFAULTS["sft"] | DEFAULTS.get(draft.verl.program.rpartition(".")[2], {}))
     _data(draft)
     _micro_batches(draft)

@@ -26,6 +26,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         experiences.experience_rules,
         resources.synchronizer_rules,
         resources.staleness_rules,
+        resources.lora_rules,
         explorer.auxiliary_rules,
         explorer.external_rules,
         explorer.openai_api_rules,

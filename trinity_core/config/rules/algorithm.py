@@ -9,9 +9,13 @@ from trinity_core.config.findings import Finding
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.schema.buffer import RolloutArgs
+from trinity_core.registry import registry_of
 from trinity_core.spelling import closest
 
-RAFT = "advantage_fn_args {selection: all} learns from every rollout that the workflow returns, as Trinity-RFT's raft."
+RAFT = (
+    "advantage_fn_args {selection: all}, which a repeat_times of 1 stands for, learns from every rollout that the "
+    "workflow returns, as Trinity-RFT's raft."
+)
 RESTRICTED_ON_GPU = (
     "must be 1 (or 0) on a GPU where {} restricts sampling: vLLM cannot report log-probs over the whole vocabulary at "
     "another temperature, of any task set, and every importance ratio would be biased."
@@ -89,7 +93,7 @@ def sampling_rules(config: Config) -> Iterator[Finding]:
 def distillation_rules(config: Config) -> Iterator[Finding]:
     """`training.update.prepare` checks the rows themselves."""
     name = config.algorithm.advantage_fn
-    if name != "on_policy_distill" or config.mode == "bench":
+    if config.mode == "bench" or not name or not registry_of("algorithm.advantage_fn").uses(name, "teacher_logprobs"):
         return
     for key, value in training_temperatures(config):
         if value not in (0.0, 1.0):

@@ -127,6 +127,34 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
         yield Finding(MAX_STALENESS, most, "out-of-range", message, rests_on, str(least))
 
 
+def lora_rules(config: Config) -> Iterator[Finding]:
+    """One adapter, and where a base in 4 bits can be."""
+    key, lora = "model.lora_configs", config.model.lora
+    if lora is None:
+        return
+    if len(config.model.lora_configs) > 1:
+        message = "must have one entry: a run trains one adapter."
+        yield Finding(key, [each.name for each in config.model.lora_configs], "conflict", message)
+    whole = config.mode == "both" and config.engine_adapter is None
+    method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes whole weights"
+    rests_on = ("synchronizer.sync_method", "mode")
+    if lora.path is not None and whole:
+        message = f"{method}, but engines start without the adapter; set it to memory or checkpoint."
+        yield Finding(f"{key}[0].path", lora.path, "conflict", message, rests_on)
+    if not lora.load_in_4bit:
+        return
+    four, on = f"{key}[0].load_in_4bit", lora.load_in_4bit
+    if config.cluster.gpu_per_node == 0:
+        message = "needs a GPU: the kernels of bitsandbytes that compute with 4-bit weights run there alone."
+        yield Finding(four, on, "conflict", message, ("cluster.gpu_per_node",))
+    if whole:
+        message = f"{method}, which 4-bit ones cannot be; set it to memory or checkpoint."
+        yield Finding(four, on, "conflict", message, rests_on)
+    if config.trainer.zero_stage == 3:
+        message = "cannot go with ZeRO 3, which partitions weights; each GPU holds all 4-bit ones under ZeRO 0 to 2."
+        yield Finding(four, on, "conflict", message, ("trainer.zero_stage",))
+
+
 def trainer_rules(config: Config) -> Iterator[Finding]:
     trainer = config.trainer
     share = trainer.ulysses_sequence_parallel_size

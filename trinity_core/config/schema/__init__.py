@@ -20,7 +20,7 @@ from trinity_core.config.schema.explorer import (
     ExternalModelConfig,
     RolloutModelConfig,
 )
-from trinity_core.config.schema.model import ModelConfig
+from trinity_core.config.schema.model import LoraConfig, ModelConfig
 from trinity_core.config.schema.monitor import (
     DataJuicerConfig,
     DataProcessorConfig,
@@ -55,6 +55,7 @@ __all__ = [
     "FormatConfig",
     "HumanVerdictsConfig",
     "LogConfig",
+    "LoraConfig",
     "ModelConfig",
     "MonitorConfig",
     "OperatorConfig",

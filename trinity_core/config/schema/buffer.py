@@ -19,6 +19,7 @@ from trinity_core.config.types import (
     Named,
     NonNegative,
     Number,
+    Paths,
     Positive,
     PositiveShare,
     Seconds,
@@ -98,9 +99,9 @@ class TasksetConfig(Section):
     """Name in metrics and logs; unique within a run."""
     storage_type: Literal["file", "queue", "sql"] = "file"
     """How the tasks are stored. `queue`: in a table to which tasks are added while the run goes on."""
-    path: str = ""
-    """File or folder of jsonl, json, csv or parquet, hub name, or database URL. For `queue` a SQLite file, by default
-    `tasks.db` in the run's `buffer` folder."""
+    path: Paths = ""
+    """File or folder of jsonl, json, csv or parquet, a list of such, hub name, or database URL. For `queue` a SQLite
+    file, by default `tasks.db` in the run's `buffer` folder."""
     subset_name: str | None = None
     """Subset of a hub data set; table of a database, by default `name`."""
     split: str = "train"
@@ -201,11 +202,12 @@ class ExperienceBufferConfig(Section):
     learn from data sets (`sft`, `dpo`) and for auxiliary buffers `sql` is a table of yours and `rollouts` an earlier
     run, which are only read. By default `file` for these, else `queue`. In mode `explore` `file` writes the experiences
     as JSON lines too."""
-    path: str | None = None
-    """For a data set its files, the URL of its database, or the earlier run's folder or database; in mode `explore`
-    with `file` the file that is written, or its folder; else the store, `sqlite:///NAME.db` (or `NAME.db`) within the
-    run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`. A
-    queue's backup in a `.json` file is accepted without effect: the store is on disk anyway."""
+    path: Paths | None = None
+    """For a data set its files (a path or a list), the URL of its database, or the earlier run's folder or database; in
+    mode `explore` with `file` the file that is written, or its folder; else the store, `sqlite:///NAME.db` (or
+    `NAME.db`) within the run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default
+    `sqlite:///explorer_output.db`. A queue's backup in a `.json` file is accepted without effect: the store is on disk
+    anyway."""
     subset_name: str | None = None
     """Subset of a hub data set; table of a database, by default `name`; run, where an earlier run's database has
     several."""

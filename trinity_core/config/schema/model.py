@@ -4,20 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le, Lt
 
 from trinity_core.config.types import (
     DERIVED,
+    Count,
     Derived,
     Flag,
     Integer,
+    Many,
+    Names,
     Natural,
     NonNegative,
+    Number,
+    Positive,
     PositiveShare,
     Section,
     Tokens,
     Unit,
 )
+
+
+class LoraConfig(Section):
+    """A LoRA adapter, which is trained in place of the model's own weights."""
+
+    name: str = "lora"
+    """Name of the adapter."""
+    path: str | None = None
+    """Folder of an adapter to start from, as peft writes it; null starts a new one, which changes nothing at first."""
+    lora_rank: Annotated[Count, Le(512)] = 32
+    """Rank of the update of each matrix."""
+    lora_alpha: Positive = 32.0
+    """The update is scaled by `lora_alpha / lora_rank`."""
+    lora_dropout: Annotated[Number, Ge(0), Lt(1)] = 0.0
+    """Share of an adapter's inputs that is dropped at random in SFT and DPO."""
+    target_modules: Names = ("all-linear",)
+    """Last parts of the names of the matrices with an update, such as `[q_proj, v_proj]`; `all-linear` means all but
+    the output embedding."""
+    load_in_4bit: Flag = False
+    """Keep the model's own weights in 4 bits (NF4 of bitsandbytes) in trainer and engines: QLoRA. Needs GPUs."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of `target_modules`; empty for `all-linear`."""
+        return () if self.target_modules == ("all-linear",) else self.target_modules
 
 
 class ModelConfig(Section):
@@ -52,3 +82,10 @@ class ModelConfig(Section):
     """Passed to chat templates that know it; null leaves the template's own default."""
     trust_remote_code: Flag = False
     """Run Python code that comes with the model."""
+    lora_configs: Many[LoraConfig] = ()
+    """The adapter to train, a list of one; empty trains all weights."""
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapter to train; None if all weights are trained."""
+        return self.lora_configs[0] if self.lora_configs else None

@@ -13,10 +13,11 @@ from trinity_core.config.findings import Finding
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
 from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig
-from trinity_core.config.schema.model import ModelConfig
+from trinity_core.config.schema.model import LoraConfig, ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
@@ -190,6 +191,14 @@ class Config(Section):
         """True if the trainer learns from a data set, without an explorer and without an experience store."""
         known = ALGORITHMS.get(self.algorithm.algorithm_type)
         return known is not None and not known.uses_rollouts
+
+    @property
+    def engine_adapter(self) -> LoraConfig | None:
+        """The adapter that engines hold beside the base; None where they hold whole weights, merged ones of a run that
+        trains an adapter but pushes weights."""
+        method = SYNC_METHODS.get(self.synchronizer.sync_method)
+        pushes = self.mode != "bench" and method is not None and method.vllm_backend
+        return None if pushes else self.model.lora
 
     @property
     def needs_critic(self) -> bool:

@@ -152,7 +152,9 @@ class PoolClient(EngineClient):
         """See `EngineClient.generate`. Raises for what cannot be served at once, not with the first part of the answer:
         a stream has status 200 by then."""
         _refuse(sampling_params)
-        sampling_params.structured_outputs = None  # of strict tools: what the policy calls, and how, is its own choice
+        exchange = EXCHANGE.get() if self.recorded else None
+        if exchange is not None and not exchange.guided:
+            sampling_params.structured_outputs = None  # of strict tools: what the policy calls, and how, is its choice
         if not sampling_params.ignore_eos:
             sampling_params.stop_token_ids = sorted({*(sampling_params.stop_token_ids or ()), *self._stops})
         core = self.input_processor.process_inputs(request_id, prompt, sampling_params, ("generate",))
@@ -166,7 +168,8 @@ class PoolClient(EngineClient):
         choices = {one.core.request_id: one for one in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None
         params = _params(core)
-        live = params.output_kind == RequestOutputKind.DELTA or params.stop
+        # An answer in a grammar comes whole: another engine could not go on within the grammar if this one were lost.
+        live = (params.output_kind == RequestOutputKind.DELTA or params.stop) and params.structured_outputs is None
         streams = _Streams(self._pool, self._bridge, {number: one.request for number, one in choices.items()})
         parts = streams.parts() if live else self._at_once(choices)
         try:
@@ -327,4 +330,5 @@ def _record(exchange: Exchange, request_id: str, choice: _Choice, reason: Any) -
         sample = sample.then(part)
     prompt = choice.request.prompt
     recorded = Sample(sample.tokens, sample.logprobs, sample.versions, reason)
-    exchange.calls[key] = Call(prompt, recorded, choice.request.sampling.logprob_temperature)
+    guided = choice.params.structured_outputs is not None
+    exchange.calls[key] = Call(prompt, recorded, choice.request.sampling.logprob_temperature, guided)

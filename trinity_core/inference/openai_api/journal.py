@@ -103,7 +103,7 @@ def _private(path: str, flags: int) -> int:
 def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
     sample = call.sample
     arrays = {"prompt": call.prompt, "tokens": sample.tokens, "logprobs": sample.logprobs, "versions": sample.versions}
-    others = {"reason": sample.reason, "temperature": call.temperature, "history": history}
+    others = {"reason": sample.reason, "temperature": call.temperature, "guided": call.guided, "history": history}
     return {name: array.tolist() for name, array in arrays.items()} | others
 
 
@@ -127,4 +127,5 @@ def _kept(line: Mapping[str, Any]) -> Kept:
         np.array(line["versions"], np.int32),
         line["reason"],
     )
-    return Call(np.array(line["prompt"], np.int32), sample, line.get("temperature")), line["history"]
+    prompt = np.array(line["prompt"], np.int32)
+    return Call(prompt, sample, line.get("temperature"), line.get("guided", False)), line["history"]

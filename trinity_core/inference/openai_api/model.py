@@ -50,7 +50,7 @@ class OpenSession:
     model_name: str
     tokenizer: Any
     taken_tokens: int = 0
-    """Sampled tokens that were handed out as experiences."""
+    """Sampled tokens that were handed out in experiences."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +96,8 @@ class OpenSession:
         """See `RolloutSession`."""
         self.end()
         sequences = self.session.sequences()
-        self.taken_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        guided_tokens = self.session.guided[1]  # they are in the sequences as context
+        self.taken_tokens = guided_tokens + sum(int(sequence.mask.sum()) for sequence in sequences)
         if not sequences and reward is not None:
             sequences = [nothing_sampled(self.tokenizer.eos_token_id or 0)]
         found = []
@@ -210,6 +211,7 @@ class ApiModel(RecordingModel):
             len(self._sessions),
             sum(one.taken_tokens for one in self._sessions),
             sum(one.session.sampled_tokens + one.session.dropped_tokens for one in self._sessions),
+            sum(one.session.guided[0] for one in self._sessions),
         )
 
 
@@ -226,11 +228,14 @@ class SessionCounts:
     sessions: int = 0
     taken: int = 0
     sampled: int = 0
+    guided: int = 0
+    """Answers that a grammar guided."""
 
     def add(self, attempt: SessionCounts, succeeded: bool) -> None:
         """Count an attempt at a task. One that failed has no experiences."""
         self.sessions += attempt.sessions
         self.sampled += attempt.sampled
+        self.guided += attempt.guided
         self.taken += attempt.taken if succeeded else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The routes of chat completions, completions and models, on vLLM's handlers.
+"""The routes of chat completions, responses, completions and models, on vLLM's handlers.
 
 No response is written within one turn of the event loop: log-probs make responses of hundreds of megabytes, during
 which the server would answer nobody else.
@@ -58,6 +58,10 @@ def model_router(models: ServedModels, in_session: InSession | None = None) -> A
     async def completion(request: CompletionRequest, raw_request: Request) -> Response:
         return await _while_there(raw_request, models.create_completion(request, raw_request))
 
+    @router.post("/responses", **asks)  # type: ignore[arg-type]
+    async def response(body: dict[str, Any], raw_request: Request) -> Response:
+        return await _while_there(raw_request, models.create_response(body, raw_request))
+
     @router.get("/models")
     async def all_models() -> dict[str, Any]:
         return (await models.show_available_models()).model_dump()
@@ -112,6 +116,8 @@ async def _response(request: Request, result: Any) -> Response:
     if isinstance(result, ErrorResponse):
         return error_response(request, result.error.code, result.error.model_dump())
     headers = session_headers(request)
+    if isinstance(result, dict):
+        return JSONResponse(result, headers=headers)
     if isinstance(result, ChatCompletionResponse | CompletionResponse):
         return Response(await asyncio.to_thread(_json, result), headers=headers, media_type="application/json")
     return StreamingResponse(_chunks(result), headers=headers, media_type="text/event-stream")

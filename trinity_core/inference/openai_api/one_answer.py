@@ -63,7 +63,7 @@ class OneAnswer:
     ) -> DeltaMessage | None:
         """See `Parser`."""
         prompt = prompt_token_ids and prompt_token_ids[self._known :]
-        if not (self._has_tools and self._auto_tools and request.tools and request.tool_choice == "auto"):
+        if not (self._has_tools and self._auto_tools and request.tools and request.tool_choice != "none"):
             return self._parse_delta(delta_text, delta_token_ids, request, prompt, finished=finished)
         self._text += delta_text
         self._tokens += delta_token_ids

@@ -127,6 +127,14 @@ class RecordedSession:
             return sum(len(call.sample.tokens) for call in self._recorder.calls)
 
     @property
+    def guided(self) -> tuple[int, int]:
+        """Recorded answers that a grammar guided, and their tokens: they carry no loss."""
+        with self._lock:
+            self._settle()
+            lengths = [len(call.sample.tokens) for call in self._recorder.calls if call.guided]
+            return len(lengths), sum(lengths)
+
+    @property
     def newest_version(self) -> int:
         """The newest weights that sampled a recorded token; -1 if there is none."""
         with self._lock:
@@ -208,6 +216,8 @@ class Exchange:
     """Tokens at the start of its prompt that are a recorded conversation."""
     max_tokens: int | None = None
     """The session's limit of an answer, if the request sets none."""
+    guided: bool = False
+    """Whether its client wants the answer in a grammar."""
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     """By request and choice: the answers that are complete, or that were cut when the client went away."""
     kept: bool = False

@@ -6,15 +6,14 @@ is served on the recorded token ids, so its prompt begins with them; any other r
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
+from trinity_core.data.spellings import canonical, parsed, said
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
 
 
@@ -79,8 +78,8 @@ class Recorder:
             return f"{where} begins no conversation that the session had before"
         if message.get("role") != "assistant" or expected.get("role") != "assistant":
             return f"{where} stands where another message of role {expected.get('role')} stood"
-        said, answered = _said(message), _said(expected)
-        parts = [name for name in answered if said[name] != answered[name]]
+        sent, answered = said(message), said(expected)
+        parts = [name for name in answered if sent[name] != answered[name]]
         return f"{where} is not the answer that was given: it differs in {' and '.join(parts)}"
 
     def sequences(self) -> list[TokenSequence]:
@@ -98,33 +97,10 @@ def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
     return found
 
 
-def canonical(message: Message) -> str:
-    """A message as a text that is equal for all its spellings.
-
-    Clients send an answer back with or without empty fields, its content as text or as parts, with or without the white
-    space around it, and a tool's arguments with other white space, as an object, or as JSON within JSON. Of an answer
-    only its content and its tool calls count: reasoning need not come back.
-    """
-    return json.dumps(_said(message), sort_keys=True, default=str)
-
-
-def _said(message: Message) -> dict[str, Any]:
-    role, content = message.get("role"), _text(message.get("content"))
-    if role != "assistant":
-        said = {"role": role, "content": content}
-        return said | {name: value for name, value in message.items() if name not in said and value is not None}
-    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-    return {
-        "role": role,
-        "content": content.strip() if isinstance(content, str) else content,
-        "tool_calls": [[call.get("name"), _parsed(call.get("arguments"))] for call in calls],
-    }
-
-
 def _repaired(answer: Message) -> Message | None:
     """The answer as clients send it back that cannot read its tools' arguments: these are empty. None if they can."""
     calls = list(answer.get("tool_calls") or ())
-    wrong = [not isinstance(_parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
+    wrong = [not isinstance(parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
     if not any(wrong):
         return None
     emptied = [{**call, "function": {**call["function"], "arguments": "{}"}} for call in calls]
@@ -132,24 +108,6 @@ def _repaired(answer: Message) -> Message | None:
         **answer,
         "tool_calls": [new if bad else call for new, call, bad in zip(emptied, calls, wrong, strict=True)],
     }
-
-
-def _text(content: Any) -> Any:
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content
-
-
-def _parsed(arguments: Any) -> Any:
-    """The arguments of a call as an object, or their text if it is no JSON."""
-    while isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (json.JSONDecodeError, RecursionError):
-            break
-    return {} if arguments is None else arguments
 
 
 def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:

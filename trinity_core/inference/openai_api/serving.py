@@ -7,12 +7,14 @@ import copy
 import json
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from vllm import RequestOutput
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -32,22 +34,27 @@ from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.one_answer import OneAnswer
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
+from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FORCED = (
-    "An answer cannot be forced into a grammar here: its tokens would not be the policy's own choice. Ask for JSON in "
-    "the prompt in place of response_format (or structured_outputs), and use tool_choice 'auto' in place of 'required' "
-    "or a named tool."
+GUIDED = (
+    "an agent asks for an answer in a grammar (response_format, structured_outputs, tool_choice): its tokens carry no "
+    "loss, as they are not the policy's own choice. Later ones are not logged; the metric "
+    "sessions/guided_answers counts them. Ask for JSON in the prompt, and use tool_choice 'auto', to train on them"
 )
 NOT_PARSED = (
     "Tool calls of {} are not read from its answers. Set enable_auto_tool_choice: true and tool_call_parser for it in "
     "the run's configuration, or send tool_choice 'none'."
 )
+OWN_CHOICE = (None, "auto", "none")
+"""Values of `tool_choice` with which the model decides whether it calls a tool."""
 MOST_LOGPROBS = 5
 """The greatest `logprobs` of a completion, as in OpenAI's own API."""
+MESSAGES = "messages"
+"""Where the state of a request has its messages, if they are not those of its body."""
 MAX_ANSWERS = 128
 """The greatest `n` of a request, as in OpenAI's own API."""
 TOO_LONG = (
@@ -90,7 +97,7 @@ class Chat(OpenAIServingChat):
     ) -> ErrorResponse | ChatCompletionResponse:
         """See `OpenAIServingChat`. An answer that was cut ends with `length`, as it does in a stream."""
         results = [result async for result in result_generator][-1:]
-        writing = super().chat_completion_full_generator(request, _again(results), *args, **named)
+        writing = super().chat_completion_full_generator(request, each_of(results), *args, **named)
         client: PoolClient = self.engine_client  # type: ignore[assignment]
         response = await (client.beside(_completed, writing) if request.logprobs else writing)
         if isinstance(response, ChatCompletionResponse):
@@ -112,8 +119,8 @@ class RecordedChat(Chat):
         super().__init__(client, *args, **named)
         self._tokenizer = copy.deepcopy(client.renderer.get_tokenizer())  # others are used in other threads
         self._rendering = threading.Lock()
-        self._told = False
-        """Whether the log says of a request that it begins a new sequence."""
+        self._told: set[str] = set()
+        """What the log says already: most requests of an agent are alike, so the first one is enough."""
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
@@ -123,8 +130,12 @@ class RecordedChat(Chat):
         if exchange is None or raw_request is None:
             return await super().create_chat_completion(request, raw_request)
         _apply_terms(request, exchange)
+        exchange.guided = request.extract_structured_outputs() is not None or request.tool_choice not in OWN_CHOICE
+        if exchange.guided:
+            self._tell_once(GUIDED)
         if request.add_generation_prompt and not request.echo:
-            await self._continue(request, (await raw_request.json())["messages"], exchange)
+            messages = getattr(raw_request.state, MESSAGES, None) or (await raw_request.json())["messages"]
+            await self._continue(request, messages, exchange)
         result = await super().create_chat_completion(request, raw_request)
         if isinstance(result, ChatCompletionResponse):
             exchange.keep({choice.index: choice.message.model_dump() for choice in result.choices})
@@ -140,7 +151,7 @@ class RecordedChat(Chat):
         exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
         found = exchange.session.continued(exchange.setting, messages)
         if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
-            self._tell_once(departure)
+            self._tell_once(NEW_SEQUENCE, departure)
         if found is None:
             return
         call, count = found
@@ -152,11 +163,10 @@ class RecordedChat(Chat):
             exchange.recorded = len(call.tokens)
             request.kv_transfer_params = {"prompt_token_ids": prompt.tolist()}
 
-    def _tell_once(self, departure: str) -> None:
-        """Most requests of an agent that rewrites its history do so: the first one is enough."""
-        if not self._told:
-            self._told = True
-            log.warning(NEW_SEQUENCE, departure)
+    def _tell_once(self, message: str, *arguments: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message, *arguments)
 
     def _rest(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
         """The tokens of what the template writes after a recorded answer."""
@@ -175,7 +185,7 @@ class RecordedChat(Chat):
                 log.debug("a conversation begins a new sequence: %s", error)
                 text = None
             if text is None:
-                self._tell_once("the chat template does not show where the answer before it ends")
+                self._tell_once(NEW_SEQUENCE, "the chat template does not show where the answer before it ends")
                 return None
             return list(self._tokenizer.encode(text, add_special_tokens=False))
 
@@ -191,6 +201,7 @@ class RecordedCompletion(OpenAIServingCompletion):
         if exchange is None:
             return await super().create_completion(request, raw_request)
         _apply_terms(request, exchange)
+        exchange.guided = request.extract_structured_outputs() is not None
         result = await super().create_completion(request, raw_request)
         if isinstance(result, CompletionResponse):
             exchange.keep()
@@ -201,9 +212,10 @@ class RecordedCompletion(OpenAIServingCompletion):
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
 
 
-async def _again(results: Sequence[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
-    for result in results:
-        yield result
+async def each_of(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    """The items, for code that waits for each."""
+    for item in items:
+        yield item
 
 
 def _completed(work: Coroutine[Any, Any, T]) -> T:
@@ -217,18 +229,14 @@ def _completed(work: Coroutine[Any, Any, T]) -> T:
 
 def refuse(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> None:
     """Raise for what cannot be served here; before an answer begins, as a stream has status 200 by then."""
-    if request.extract_structured_outputs() is not None:
-        raise VLLMValidationError(FORCED, parameter="response_format")
     if (request.n or 1) > MAX_ANSWERS:
         raise VLLMValidationError(f"n is at most {MAX_ANSWERS}, not {request.n}.", parameter="n", value=request.n)
     if isinstance(request, CompletionRequest) and (request.logprobs or 0) > MOST_LOGPROBS:
         message = f"logprobs of a completion is at most {MOST_LOGPROBS}; chat completions give up to 20."
         raise VLLMValidationError(message, parameter="logprobs", value=request.logprobs)
-    if isinstance(request, ChatCompletionRequest):
-        if request.tool_choice not in (None, "auto", "none"):
-            raise VLLMValidationError(FORCED, parameter="tool_choice")
-        if request.tool_choice == "auto" and not (model.enable_auto_tool_choice and model.tool_call_parser):
-            raise VLLMValidationError(NOT_PARSED.format(model.names[0]), parameter="tools")
+    calls = isinstance(request, ChatCompletionRequest) and request.tool_choice not in (None, "none")
+    if calls and not (model.enable_auto_tool_choice and model.tool_call_parser):
+        raise VLLMValidationError(NOT_PARSED.format(model.names[0]), parameter="tools")
 
 
 def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: Exchange) -> None:
@@ -331,6 +339,20 @@ class ServedModels:
         served = self._of(request.model)
         refuse(request, served.model)
         return await served.chat.create_chat_completion(request, raw_request)
+
+    async def create_response(self, body: Mapping[str, Any], raw_request: HttpRequest) -> Any:
+        """The response by a chat completion, or the stream of its events; see `responses`. Raises Refusal."""
+        chat = chat_request(body)
+        try:
+            request = ChatCompletionRequest.model_validate(chat)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+        setattr(raw_request.state, MESSAGES, chat["messages"])
+        result = await self.create_chat_completion(request, raw_request)
+        if not isinstance(result, ChatCompletionResponse):
+            return result
+        response = response_of(body, result.model_dump())
+        return each_of(event_stream(response)) if body.get("stream") else response
 
     async def create_completion(self, request: CompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingCompletion`."""

@@ -16,7 +16,7 @@ from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
-from trinity_core.data.taskset import row_problems
+from trinity_core.data.taskset import needs_prompt, row_problems
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier import find_rollouts
@@ -87,7 +87,8 @@ def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> l
     answered = any(formats.has_column(row, taskset.format.response_key) for row in rows)
     is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
     features = () if is_eval else taskset.task_selector.feature_keys
-    return [str(each) if each else None for each in row_problems(rows, taskset.format, answered, features, None)]
+    problems = row_problems(rows, taskset.format, answered, features, None, needs_prompt(taskset))
+    return [str(each) if each else None for each in problems]
 
 
 def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:

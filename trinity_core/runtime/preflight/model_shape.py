@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trinity_core.config import LoraConfig
 from trinity_core.data.files import looks_local
 from trinity_core.errors import DataError
 from trinity_core.weights_digest import safetensors_header
@@ -46,6 +47,31 @@ class ModelShape:
     def embedding(self) -> int:
         """Parameters of the output embedding."""
         return self.vocabulary * self.hidden
+
+
+NF4_BYTES = 0.52
+"""Of a weight in 4 bits, with its share of the scales of its block (arXiv 2305.14314, section 3)."""
+
+
+def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
+    """Parameters of a LoRA adapter; matrices of names that Llama, Qwen and most others do not have are left out."""
+    if lora is None:
+        return 0
+    hidden, mlp = shape.hidden, shape.hidden + shape.intermediate
+    sizes = {
+        "q_proj": hidden + shape.queries, "k_proj": hidden + shape.keys, "v_proj": hidden + shape.keys,
+        "o_proj": hidden + shape.queries, "gate_proj": mlp, "up_proj": mlp, "down_proj": mlp,
+    }  # fmt: skip
+    chosen = set(lora.modules or sizes)
+    return shape.layers * lora.lora_rank * sum(size for name, size in sizes.items() if name in chosen)
+
+
+def base_bytes(shape: ModelShape, width: int, lora: LoraConfig | None) -> int:
+    """Bytes of a model's own weights of `width` bytes, those of its layers in 4 bits if `lora` says so."""
+    if lora is None or not lora.load_in_4bit:
+        return width * shape.parameters
+    embeddings = shape.embedding * (1 if shape.tied else 2)
+    return width * embeddings + int(NF4_BYTES * (shape.parameters - embeddings))
 
 
 def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from trinity_core.adapters import start_fault
 from trinity_core.config import Config
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
@@ -49,6 +50,8 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
                 yield Finding(key, path, "unavailable", fault)
         elif error := hub_error(key, path, "model"):
             yield error
+    if model.lora is not None and (fault := start_fault(model.lora)):
+        yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
     template = model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from trinity_core.config import Config, CriticSettings, TrainSettings, train_settings
+from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
@@ -25,7 +25,13 @@ from trinity_core.inference.settings import (
 )
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
-from trinity_core.runtime.preflight.model_shape import ModelShape, shape_of, why_unknown
+from trinity_core.runtime.preflight.model_shape import (
+    ModelShape,
+    adapter_parameters,
+    base_bytes,
+    shape_of,
+    why_unknown,
+)
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, micro_batches, trainer_needs
@@ -88,14 +94,16 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU, 0 if it is not known. Raises
     TrinityError for a KV cache that does not fit.
     """
+    config = config.with_values({"synchronizer.sync_method": sync_method(config, placement)[0]})
     estimates = []
     if placement.engines:
         policy = policy_engine(config, placement.on_gpu)
         groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
-        synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
-        memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free)
+        lora = config.engine_adapter
+        synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
+        memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free, lora)
         process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
-        estimates.append(_on_gpu(process, policy, config.model.model_path))
+        estimates.append(_on_gpu(process, policy, config.model.model_path, lora))
     models = config.explorer.auxiliary_models if placement.auxiliary_gpus else ()
     for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
         settings = auxiliary_engine(config, model, placement.on_gpu)
@@ -109,10 +117,12 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     return estimates
 
 
-def _on_gpu(process: ProcessEstimate, settings: EngineSettings, model: str) -> ProcessEstimate:
+def _on_gpu(
+    process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None
+) -> ProcessEstimate:
     """The same with what an engine on a GPU takes beside its share."""
     shape = shape_of(model) if settings.on_gpu else None
-    least = () if shape is None else least_engine_needs(settings, shape)
+    least = () if shape is None else least_engine_needs(settings, shape, lora)
     return replace(process, least=least, host=(HOST_BASE,)) if settings.on_gpu else process
 
 
@@ -124,37 +134,52 @@ def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Ne
 
 
 def _engine(
-    settings: EngineSettings, model: str, gpu_memory: int, groups: int, prompt: int, synced_width: int, free: int
-) -> tuple[Need, ...] | str:
+    settings: EngineSettings, model: str, gpu_memory: int, groups: int, prompt: int, synced_width: int, free: int,
+    lora: LoraConfig | None = None,
+) -> tuple[Need, ...] | str:  # fmt: skip
     if settings.on_gpu:
         if gpu_memory:
-            return gpu_engine_needs(settings, gpu_memory, shape_of(model))
+            return gpu_engine_needs(settings, gpu_memory, shape_of(model), lora)
         return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
     shape = shape_of(model)
     if shape is None:
         return why_unknown(model)
-    return cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced_width, free)
+    needs = cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced_width, free)
+    return (*needs, *_adapter(settings, shape, lora))
 
 
-def gpu_engine_needs(settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None) -> tuple[Need, ...]:
+def _adapter(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None) -> tuple[Need, ...]:
+    """The adapter of an engine, in the tensors that its kernels read and as it was loaded."""
+    count, width = adapter_parameters(shape, lora), DTYPE_BYTES[settings.compute_dtype]
+    return nonzero([Need("adapter", 2 * width * count, f"2 × {count:,} parameters × {width} bytes")])
+
+
+def gpu_engine_needs(
+    settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None, lora: LoraConfig | None = None
+) -> tuple[Need, ...]:
     """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` says how large that is."""
     if settings.kv_cache_gib is not None and shape is not None:
-        base, weights, _ = least_engine_needs(settings, shape)
+        base, weights, _, *adapter = least_engine_needs(settings, shape, lora)
         cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
-        return (base, weights, cache)
+        return (base, weights, cache, *adapter)
     share = settings.gpu_memory_utilization
     return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}"),)
 
 
-def least_engine_needs(settings: EngineSettings, shape: ModelShape) -> tuple[Need, ...]:
+def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
     """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
     width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
     per_token = kv_bytes_per_token(shape.layers, -(-shape.kv_heads // gpus), shape.channels, settings.compute_dtype)
     tokens = settings.max_model_len
     return (
         GPU_BASE,
-        Need("weights", width * shape.parameters // gpus, f"{shape.parameters:,} parameters × {width} bytes / {gpus}"),
+        Need(
+            "weights",
+            base_bytes(shape, width, lora) // gpus,
+            f"{shape.parameters:,} parameters × {width} bytes / {gpus}" + ", in 4 bits" * bool(settings.quantization),
+        ),
         Need("KV cache", per_token * tokens, f"one sequence of {tokens:,} tokens × {per_token:,} bytes"),
+        *_adapter(settings, shape, lora),
     )
 
 
@@ -219,29 +244,28 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
 
     if shape is None:
         return workers(why_unknown(config.model.model_path))
-    policy = _trained("policy", config, settings, placement, shape)
+    policy = replace(_trained("policy", config, settings, placement, shape), lora=config.model.lora)
     critic = None
     if settings.critic is not None:
         other = shape_of(settings.critic.model_path)
         if other is None:
             return workers(why_unknown(settings.critic.model_path))
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
-    method, _ = sync_method(config, placement)
     slots = 0
-    if SYNC_METHODS[method].one_node and not config.is_supervised:
+    if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
         schedule = SyncSchedule.of(config)
         kept = schedule.versions_kept if config.is_synchronous else DEFAULT_KEEP
         published = (config.buffer.total_steps or kept) // schedule.publish_every + 1
         slots = min(kept + 1, published)
     reference = None
-    if config.needs_reference:
+    if config.needs_reference and config.model.lora is None:
         reference = replace(policy, offloaded=False, weights_offloaded=settings.reference_offload)
     base = GPU_BASE if on_gpu else TRAINER_BASE
     return replace(
         workers(trainer_needs(base, policy, critic, reference, slots)),
         host=host_needs(HOST_BASE, policy, critic, reference) if on_gpu else (),
         reading=policy.width * policy.parameters if on_gpu else 0,
-        shared_memory=slots * policy.width * policy.parameters,
+        shared_memory=slots * policy.published,
     )
 
 
@@ -269,7 +293,9 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
         kept = kept_checkpoints(config, steps)
         # Weights and Adam's two moments; in half precision also the float32 weights.
         each_weight = weight_bytes + 2 * FLOAT + (0 if weight_bytes == FLOAT else FLOAT)
-        state = sum(shape.parameters * each_weight for shape in trained)
+        adapter = adapter_parameters(trained[0], config.model.lora)
+        state = sum((adapter or shape.parameters) * each_weight for shape in trained[:1])
+        state += sum(shape.parameters * each_weight for shape in trained[1:])
         models = kept if train_settings(config).save_huggingface == "always" else 1
         model = trained[0].parameters * weight_bytes
         needs = [

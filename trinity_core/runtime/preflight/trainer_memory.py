@@ -15,6 +15,9 @@ a time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also ke
 the worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as
 far as it is used.
 
+Of a LoRA adapter's model P is the parameters of the adapter, but for the weights, which are those of both; there is no
+second model for the reference.
+
 With `optimizer_offload` float32 weights, moments, a copy of the gradients (16P/N) and of the weights (wP/N) are in the
 machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the GPU all the same
 (`_build_compact_grad_partition_buffer` of `stage_1_and_2.py`), under ZeRO 3 they do not (`stage3.py`).
@@ -25,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trinity_core.config import Config, CriticSettings, TrainSettings
-from trinity_core.runtime.preflight.model_shape import ModelShape
+from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
+from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
 from trinity_core.runtime.preflight.needs import Need, nonzero, size
 from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
 
@@ -161,21 +164,38 @@ class TrainedModel:
     """So are the weights that this worker keeps, under ZeRO 3."""
     scores: bool = True
     """It computes log-probs; a critic computes one value a token."""
+    lora: LoraConfig | None = None
+    """The adapter that alone is trained."""
+
+    @property
+    def adapter(self) -> int:
+        """Parameters of the adapter; 0 without one."""
+        return adapter_parameters(self.shape, self.lora)
 
     @property
     def parameters(self) -> int:
         """Parameters of the whole model."""
-        return self.shape.parameters
+        return self.shape.parameters + self.adapter
+
+    @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        return self.adapter if self.lora is not None else self.parameters
 
     @property
     def part(self) -> int:
         """Parameters whose optimizer state is this worker's."""
-        return self.parameters // (self.workers if self.stage else 1)
+        return self.trained // (self.workers if self.stage else 1)
 
     @property
     def kept(self) -> int:
         """Parameters whose weights this worker keeps."""
-        return self.part if self.stage == 3 else self.parameters
+        return self.parameters // self.workers if self.stage == 3 else self.parameters
+
+    @property
+    def published(self) -> int:
+        """Bytes of a version of the weights."""
+        return self.width * self.trained
 
     @property
     def gathered(self) -> int:
@@ -190,8 +210,13 @@ class TrainedModel:
 
     def weights(self) -> Need:
         """The weights that this worker keeps."""
-        taken = self.width * self.kept * (not self.holds_weights_on_host)
-        return Need(f"{self.name} weights", taken, f"{self.kept:,} parameters × {self.width} bytes")
+        share = self.workers if self.stage == 3 else 1
+        taken = (base_bytes(self.shape, self.width, self.lora) + self.width * self.adapter) // share
+        taken *= not self.holds_weights_on_host
+        why = f"{self.kept:,} parameters × {self.width} bytes" + ", in 4 bits" * (
+            taken < self.width * self.kept - share
+        )
+        return Need(f"{self.name} weights", taken, why)
 
     @property
     def holds_weights_on_host(self) -> bool:
@@ -201,14 +226,15 @@ class TrainedModel:
     def on_host(self) -> Need:
         """Of the machine's memory, for a worker on a GPU: what is offloaded, and a file of a checkpoint."""
         part = self.width * self.part
-        offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
+        offloaded = (16 * self.part + part) * self.is_offloaded
+        offloaded += self.width * self.kept * self.holds_weights_on_host
         taken = offloaded + self.largest_file
         return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
     @property
     def bucket(self) -> int:
         """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
-        return self.width * (BUCKET if self.on_gpu else min(self.parameters, BUCKET))
+        return self.width * (BUCKET if self.on_gpu else min(self.trained, BUCKET))
 
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
@@ -231,7 +257,7 @@ class TrainedModel:
         for a checkpoint fit where tensors in float32 were, but not where tensors in half precision were.
         """
         is_left = self.stage == 3 and self.width < FLOAT and not self.on_gpu
-        taken = self.width * (self.parameters + self.part) * is_left
+        taken = self.width * (self.parameters + self.kept) * is_left
         return Need(f"{self.name} kept by malloc", taken, "the model as loaded, and its partitions; freed")
 
     def passes(self) -> Need:
@@ -239,12 +265,12 @@ class TrainedModel:
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
         if self.stage == 3:
-            gradients = FLOAT * min(self.parameters, BUCKET)  # the buffer in float32, as it is reduced
+            gradients = FLOAT * min(self.trained, BUCKET)  # the buffer in float32, as it is reduced
         elif self.stage:
-            gradients = FLOAT * (self.part + (min(self.parameters, BUCKET) if self.stage == 2 else self.parameters))
+            gradients = FLOAT * (self.part + (min(self.trained, BUCKET) if self.stage == 2 else self.trained))
             gradients += self.bucket * self.on_gpu
         else:
-            gradients = FLOAT * self.parameters if self.micro.count > 1 else 0
+            gradients = FLOAT * self.trained if self.micro.count > 1 else 0
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
         why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
         why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
@@ -256,7 +282,7 @@ class TrainedModel:
             taken = FLOAT * self.part * (not self.is_offloaded)
             return Need(f"{self.name} gradients", taken, "this worker's, in one tensor")
         copies = 1 if self.is_offloaded else 2
-        taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
+        taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.trained
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
@@ -267,14 +293,14 @@ class TrainedModel:
     def copied(self) -> Need:
         """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
         each = self.width + self.state_bytes
-        share = self.parameters // self.workers
+        share = self.trained // self.workers
         why = f"{share:,} parameters × {each} bytes; where they find no room, steps wait for the disk"
         return Need(f"{self.name} copy for checkpoints", each * share, why, spared=True)
 
     @property
     def largest_file(self) -> int:
         """Bytes of the largest file of a checkpoint that this worker writes."""
-        share = self.parameters // self.workers
+        share = self.trained // self.workers
         return max(self.width * share, min(self.state_bytes * share, PIECE))
 
     @property
@@ -311,7 +337,11 @@ def trainer_needs(
             Need("attention mask", max(each.width * each.micro.mask for each in models), "of the largest micro-batch"),
             max(passing, key=lambda need: need.bytes),
             *(each.copied() for each in models if not policy.on_gpu),
-            Need("published weights", slots * model * (not policy.on_gpu), f"{slots} versions in shared memory"),
+            Need(
+                "published weights",
+                slots * policy.published * (not policy.on_gpu),
+                f"{slots} versions in shared memory",
+            ),
         ]
     )
 

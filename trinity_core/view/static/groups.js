@@ -1,5 +1,6 @@
 // The page of experiences: a filtered list of groups, one group, one rollout or two beside each other.
 import { attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
+import { difference } from "./difference.js";
 import { tokenPane } from "./tokens.js";
 
 let remember = () => {};
@@ -123,10 +124,15 @@ function pane(owner, number, left = false) {
     fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
     fact("tokens", `${one.prompt_length} + ${one.response_length}${one.actions === null ? "" : ` (${one.actions} in the loss)`}`),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
-    ...(one.truth ? [fact("reference", one.truth.slice(0, 200))] : []),
     ...Object.entries(one.metrics).slice(0, 12).map(([name, value]) => fact(name, shown(value))));
   const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
-  return make("div", { class: left ? "pane left" : "pane" }, facts, tokens);
+  return make("div", { class: left ? "pane left" : "pane" }, facts, ...(one.truth ? [reference(one)] : []), tokens);
+}
+
+// The reference answer, with what the rollout's answer lacks marked.
+function reference(one) {
+  const words = difference(one.truth, one.response).map(([word, has]) => [has ? word : make("mark", { title: "not in the answer" }, word), " "]);
+  return make("details", { class: "reference", open: "" }, make("summary", { class: "quiet" }, "reference answer"), ...words.flat());
 }
 
 function texts(one) {

@@ -93,7 +93,7 @@ class ProcessEnvironment:
         try:
             yield
         except NoAnswer as failure:
-            reason = "its process has ended" if failure.died else f"it {failure} {doing}"
+            reason = f"its process {failure}" if failure.died else f"it {failure} {doing}"
         except CallFailed as failure:
             if failure.missing and self.where.python == sys.executable:
                 self.close()

@@ -8,6 +8,8 @@ import math
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from trinity_core.data.formats import Tool
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.registry import Registry
@@ -79,6 +81,8 @@ ENVIRONMENTS: Registry[type[Any]] = Registry("environment", recipe="configs/toy_
 
 def as_step(reply: Any) -> Step:
     """What an environment returned, checked. Raises EnvironmentFailed."""
+    if isinstance(reply, tuple | list):
+        reply = [value.item() if isinstance(value, np.generic) else value for value in reply]
     match reply:
         case [str(observation), int() | float() as reward, bool(done), dict(info)] if math.isfinite(reward):
             return Step(observation, float(reward), done, info)

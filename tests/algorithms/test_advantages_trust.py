@@ -1,0 +1,108 @@
+"""M2PO, Clip_B and the Jensen-Shannon advantage against loops of their formulas in float64."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.algorithms import ADVANTAGES, InputError
+
+GROUPS = {"rewards": torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64), "group_ids": [0, 0, 1, 1]}
+
+
+def batch(seed):
+    """float64 log-probs [4, 5] before the update and at sampling, entropies, and a mask with holes."""
+    generator = torch.Generator().manual_seed(seed)
+    old, rollout = -3 * torch.rand(2, 4, 5, generator=generator, dtype=torch.float64)
+    entropies = 2 * torch.rand(4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 5, generator=generator) > 0.2
+    mask[0, 0] = True
+    return old, rollout, entropies, mask
+
+
+def plain(mask):
+    return ADVANTAGES["grpo"](**GROUPS, mask=mask)[0]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.04, 0.5, 3.0]))
+def test_m2po_drops_the_largest_until_the_mean_square_fits(seed, threshold):
+    """Algorithm 1 by hand: take away the largest square of the tokens that PPO might clip, again and again."""
+    old, rollout, _, mask = batch(seed)
+    expected = plain(mask)
+    clippable = {
+        (b, t): float(old[b, t] - rollout[b, t]) ** 2
+        for b, t in mask.nonzero().tolist()
+        if float(expected[b, t]) * float(old[b, t] - rollout[b, t]) > 0
+    }
+    left = dict(clippable)
+    while left and statistics.fmean(left.values()) > threshold:
+        del left[max(left, key=left.__getitem__)]
+    for b, t in clippable.keys() - left.keys():
+        expected[b, t] = 0.0
+    found, metrics = ADVANTAGES["m2po"](
+        **GROUPS, mask=mask, old_logprobs=old, rollout_logprobs=rollout, m2_threshold=threshold
+    )
+    assert torch.equal(found, expected)
+    assert metrics["m2po/masked"] == pytest.approx((len(clippable) - len(left)) / int(mask.sum()))
+    assert metrics["m2po/second_moment_kept"] <= threshold + 1e-12
+
+
+def test_m2po_of_the_sampling_policy_is_grpo():
+    old, _, _, mask = batch(1)
+    found, metrics = ADVANTAGES["m2po"](**GROUPS, mask=mask, old_logprobs=old, rollout_logprobs=old)
+    assert torch.equal(found, plain(mask)) and metrics["m2po/masked"] == metrics["m2po/second_moment"] == 0
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 1.0, 2.5]))
+def test_clipb_drops_negative_tokens_far_below_the_mean_signal(seed, mu):
+    old, _, entropies, mask = batch(seed)
+    signal = {
+        (b, t): math.exp(float(old[b, t])) * float(entropies[b, t] + old[b, t]) for b, t in mask.nonzero().tolist()
+    }
+    low = statistics.fmean(signal.values()) - mu * statistics.pstdev(signal.values())
+    expected = plain(mask)
+    dropped = [place for place, value in signal.items() if value < low and float(expected[place]) < 0]
+    for place in dropped:
+        expected[place] = 0.0
+    found, metrics = ADVANTAGES["clipb"](**GROUPS, mask=mask, old_logprobs=old, entropies=entropies, mu=mu)
+    assert torch.equal(found, expected)
+    assert metrics["clipb/masked"] == pytest.approx(len(dropped) / len(signal))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_jsd_is_the_sampled_tokens_term(seed, share):
+    student, teacher, _, mask = batch(seed)
+    found, metrics = ADVANTAGES["jsd"](
+        mask=mask, teacher_logprobs=teacher, old_logprobs=student, lambda_coef=share, kl_coef=0.5
+    )
+    terms = []
+    for b, t in mask.nonzero().tolist():
+        p, q = math.exp(float(teacher[b, t])), math.exp(float(student[b, t]))
+        m = share * p + (1 - share) * q
+        terms.append(share * p * math.log(p / m) + (1 - share) * q * math.log(q / m))
+        assert float(found[b, t]) == pytest.approx(-0.5 * terms[-1], abs=1e-12)
+    assert metrics["jsd/token"] == pytest.approx(statistics.fmean(terms), abs=1e-9) and not found[~mask].any()
+    assert bool(found.any()) == (0 < share < 1)
+
+
+@pytest.mark.parametrize(
+    "name, args",
+    [
+        ("m2po", {"rollout_logprobs": torch.full((4, 5), float("nan"))}),
+        ("m2po", {"rollout_logprobs": torch.zeros(4, 5), "m2_threshold": -1.0}),
+        ("clipb", {"entropies": torch.full((4, 5), float("nan"))}),
+        ("jsd", {"teacher_logprobs": torch.zeros(4, 5), "lambda_coef": 1.5}),
+    ],
+)
+def test_what_cannot_be_used_is_refused(name, args):
+    old, _, _, mask = batch(0)
+    with pytest.raises(InputError):
+        ADVANTAGES[name](**GROUPS, mask=mask, old_logprobs=old, **args)

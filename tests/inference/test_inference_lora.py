@@ -1,0 +1,134 @@
+"""An engine with a LoRA adapter: what it samples, and that the weight check sees adapter and base."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from trinity_core.adapters import A, B, adapter_config, merge, write_adapter
+from trinity_core.config import LoraConfig
+from trinity_core.errors import DataError, WeightSyncError
+from trinity_core.inference.in_process import InProcessEngine
+from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
+from trinity_core.inference.settings import EngineSettings
+from trinity_core.sync.digest import TensorDigest, digest
+from trinity_core.sync.methods import open_versions
+from trinity_core.sync.weight_check import WeightCheck
+
+pytestmark = pytest.mark.slow
+
+RANK, SCALE = 6, 1.5
+TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path) -> Iterator[InProcessEngine]:
+    settings = EngineSettings(str(tiny_folder), 256, max_num_seqs=64, lora_rank=RANK, lora_modules=TARGETS)
+    started = InProcessEngine(settings)
+    with mock.patch.dict(os.environ, settings.environment()):
+        asyncio.run(started.start())
+    yield started
+    asyncio.run(started.stop())
+
+
+def adapter_of(model: Any, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, module in model.named_modules():
+        if name.endswith(TARGETS):
+            out, into = module.weight.shape
+            tensors[name + A] = torch.randn(RANK, into, generator=generator) / into**0.5
+            tensors[name + B] = torch.randn(out, RANK, generator=generator) / RANK**0.5
+    return tensors
+
+
+def logprobs_of(tensors: dict[str, torch.Tensor], model: Any, tokens: list[int]) -> torch.Tensor:
+    """Log-probs of tokens 1 … by transformers."""
+    ids = torch.tensor(tokens)
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, tensors, (ids[None],), tie_weights=True).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+
+
+def merged(model: Any, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(merge(model.named_parameters(), adapter, SCALE))
+
+
+def base_digests(model: Any) -> dict[str, TensorDigest]:
+    return {name: digest(p) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def publish(
+    folder: Path, version: int, model: Any, adapter: dict[str, torch.Tensor], pushed: dict[str, TensorDigest]
+) -> WeightSource:
+    """As a trainer does."""
+    tokens = torch.randint(3, 400, (24,), generator=torch.Generator().manual_seed(5)).tolist()
+    check = WeightCheck(tuple(tokens), tuple(logprobs_of(merged(model, adapter), model, tokens).tolist()))
+    scaled = {name: tensor * SCALE if name.endswith(B) else tensor for name, tensor in adapter.items()}
+    open_versions("checkpoint", folder).publish(version, scaled.items(), check, pushed=pushed)
+    return WeightSource("checkpoint", str(folder))
+
+
+def sample(engine: InProcessEngine, key: str) -> tuple[list[int], Sample]:
+    prompt = np.arange(3, 70, dtype=np.int32)  # longer than a block, so that the prefix cache holds it
+    [found] = asyncio.run(engine.generate([Request(key, prompt, Sampling(12), seed=7)])).unpack()
+    return prompt.tolist(), found
+
+
+def assert_sampled_by(weights: dict[str, torch.Tensor], model: Any, sampled: tuple[list[int], Sample]) -> None:
+    prompt, found = sampled
+    expected = logprobs_of(weights, model, [*prompt, *found.tokens.tolist()])[len(prompt) - 1 :]
+    np.testing.assert_allclose(found.logprobs, expected, atol=2e-5)
+
+
+def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model: Any, tmp_path: Path) -> None:
+    """From a published version and from peft's folder; the prompt is in the prefix cache of the version before."""
+    base = dict(tiny_model.named_parameters())
+    assert_sampled_by(base, tiny_model, sample(engine, "start"))
+    names = set()
+    for version in (1, 2):
+        adapter = adapter_of(tiny_model, version)
+        source = publish(tmp_path, version, tiny_model, adapter, base_digests(tiny_model))
+        report = asyncio.run(engine.load(source, version))
+        assert report.gap is not None and report.gap < 1e-4
+        assert engine._adapter is not None
+        names.add(engine._adapter.lora_name)
+        sampled = sample(engine, f"version {version}")
+        assert_sampled_by(merged(tiny_model, adapter), tiny_model, sampled)
+        assert set(sampled[1].versions.tolist()) == {version}
+    assert len(names) == 2
+    lora = LoraConfig(lora_rank=RANK, lora_alpha=RANK * SCALE, target_modules=TARGETS)
+    first = adapter_of(tiny_model, 1)
+    write_adapter(first, adapter_config(lora, "base"), tmp_path / "adapter")
+    assert asyncio.run(engine.load(WeightSource("folder", str(tmp_path / "adapter")), 1)).gap is None
+    assert_sampled_by(merged(tiny_model, first), tiny_model, sample(engine, "folder"))
+    asyncio.run(engine.load(WeightSource("folder", engine.settings.model_path), 0))
+    assert_sampled_by(base, tiny_model, sample(engine, "base"))
+
+
+def test_the_weight_check_sees_a_wrong_adapter_and_a_wrong_base(
+    engine: InProcessEngine, tiny_model: Any, tmp_path: Path
+) -> None:
+    right, adapter = base_digests(tiny_model), adapter_of(tiny_model, 3)
+    source = publish(tmp_path, 3, tiny_model, adapter, {})
+    assert asyncio.run(engine.load(source, 3)).gap is not None, "a base that is not compared"
+    name = "model.layers.0.self_attn.k_proj.weight"
+    wrong = right | {name: right[name]._replace(values=right[name].values + 1)}
+    with pytest.raises(WeightSyncError, match="qkv_proj"):
+        asyncio.run(engine.load(publish(tmp_path, 4, tiny_model, adapter, wrong), 4))
+    other = publish(tmp_path, 5, tiny_model, adapter_of(tiny_model, 4), right)
+    with (
+        mock.patch("trinity_core.inference.weight_receiver._published", lambda *_: iter([])),
+        pytest.raises(WeightSyncError, match="lora"),
+    ):
+        asyncio.run(engine.load(other, 5))
+    with pytest.raises(DataError):
+        asyncio.run(engine.load(WeightSource("folder", str(tmp_path)), 6))

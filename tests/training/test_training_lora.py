@@ -1,0 +1,232 @@
+"""A policy with a LoRA adapter: what is trained, compared, published, saved, converted and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from batches import make_batch
+from safetensors.torch import load_file, save_file
+
+from trinity_core.adapters import differences, merge, merged_weight
+from trinity_core.checkpoints.convert import convert
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.layout import ADAPTER
+from trinity_core.sync.checkpoint import CheckpointVersions
+from trinity_core.sync.digest import digest
+from trinity_core.sync.versions import VersionPublisher
+from trinity_core.training.checkpoint import load
+from trinity_core.training.distributed import Ranks, join, meeting_point
+from trinity_core.training.learner import Learner
+from trinity_core.training.publish import Publisher, make_weight_check, policy_weights, trainer_rank
+from trinity_core.training.savepoints import Savepoints
+from trinity_core.training.state import base_weights, optimizer_state, weights
+
+LORA = "[{lora_rank: 4, lora_alpha: 12}]"
+KL = {"algorithm__kl_loss_fn": "k2", "algorithm__kl_loss_fn_args": "{kl_coef: 0.1}"}
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Ranks:
+    return join(0, 1, *meeting_point(), use_gpu=False)
+
+
+@pytest.fixture
+def learner(make_config: Any, ranks: Ranks) -> Any:
+    def make(algorithm: str = "grpo", lora: str = LORA, **overrides: Any) -> Learner:
+        config = make_config(algorithm, model__lora_configs=lora, **overrides)
+        made = Learner(config, 4, ranks)
+        made.config = config  # type: ignore[attr-defined]
+        return made
+
+    return make
+
+
+def trained(one: Learner, *steps: int) -> Learner:
+    for step in steps:
+        one.step(make_batch(step), step)
+    return one
+
+
+def logprobs(one: Learner) -> torch.Tensor:
+    return torch.tensor(make_weight_check(one, 24).logprobs, dtype=torch.float64)
+
+
+def test_merging_is_w_plus_s_b_a() -> None:
+    """Against sums over single numbers in float64, and rounded once in half precision."""
+    generator = torch.Generator().manual_seed(0)
+    w, a, b = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((3, 5), (2, 5), (3, 2)))
+    by_hand = torch.tensor(
+        [[w[i, j] + 1.5 * sum(b[i, k] * a[k, j] for k in range(2)) for j in range(5)] for i in range(3)],
+        dtype=torch.float64,
+    )
+    torch.testing.assert_close(merged_weight(w, a, b, 1.5), by_hand, atol=1e-14, rtol=0)
+    half = [each.to(torch.bfloat16) for each in (w, a, b)]
+    exact = merged_weight(*(each.double() for each in half), 1.5)
+    assert torch.equal(merged_weight(*half, 1.5), exact.to(torch.bfloat16))
+    found = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
+    assert torch.equal(found["x.weight"], merged_weight(w, a, b, 1.5)) and found["x.bias"] is w
+    with pytest.raises(DataError, match=r"y\.weight"):
+        list(merge([("x.weight", w)], {"y.lora_A": a, "y.lora_B": b}, 1.5))
+
+
+def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
+    learner: Any, ranks: Ranks, make_config: Any
+) -> None:
+    one = learner(**KL)
+    base = {name: tensor.clone() for name, tensor in base_weights(one.engine)}
+    whole = Learner(make_config(**KL), 4, ranks)
+    start = logprobs(whole)
+    assert torch.equal(logprobs(one), start), "a new adapter changes nothing"
+    assert "actor/kl" in " ".join(trained(one, 1).step(make_batch(2), 2))
+    assert all(torch.equal(base[name], tensor) for name, tensor in base_weights(one.engine))
+    assert base.keys() == {name for name, _ in weights(whole.engine, tied=True)}
+    assert (logprobs(one) - start).abs().max() > 1e-4
+    with one.reference.on_device():
+        assert torch.equal(logprobs(one), start)
+    batch = make_batch(3)
+    assert one.step(batch, 3)["actor/kl_loss"] > 0, "the adapter is on again, and the reference does not follow it"
+    merged = dict(base_weights(one.engine, merged=True))
+    with torch.no_grad():
+        for name, p in whole.engine.module.lm.named_parameters():
+            p.copy_(merged[name])
+    torch.testing.assert_close(logprobs(whole), logprobs(one), atol=1e-5, rtol=0)
+
+
+def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
+    dropping = "[{lora_rank: 4, lora_dropout: 0.5}]"
+    one, other = (
+        learner("sft", dropping, buffer__trainer_input__experience_buffer__path="rows"),
+        learner("grpo", dropping),
+    )
+    layers = [
+        [m for m in each.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+        for each in (one, other)
+    ]
+    assert layers[0] and not layers[1]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_checkpoint_holds_the_adapter_and_resumes_bit_for_bit(learner: Any, tmp_path: Path, stage: int) -> None:
+    one = trained(learner(trainer__zero_stage=stage), 1, 2)
+    savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
+    savepoints.save(one, 2, None)
+    savepoints.writer.close()
+    folder = savepoints.layout.step(2)
+    [file] = (folder / "actor").glob("model_*.pt")
+    saved = torch.load(file, weights_only=True)
+    assert len(saved) == 2 * 2 * 7 and {name.rpartition(".")[2] for name in saved} == {"lora_A", "lora_B"}
+    trained(one, 3)
+    following = {name: t.clone() for state in (weights, optimizer_state) for name, t in state(one.engine)}
+    again = learner(trainer__zero_stage=stage)
+    Savepoints(one.config, one.ranks, again.engine.module.lm).load(again, 2)
+    trained(again, 3)
+    for state in (weights, optimizer_state):
+        for name, tensor in state(again.engine):
+            assert torch.equal(tensor, following[name]), name
+
+
+def test_another_adapter_or_base_is_refused(learner: Any, make_config: Any, tiny_model: Path, tmp_path: Path) -> None:
+    base = copytree(tiny_model, tmp_path / "base")
+    one = trained(learner(model__model_path=str(base)), 1)
+    savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
+    savepoints.save(one, 1, None)
+    savepoints.writer.close()
+    folder = savepoints.layout.step(1)
+    for lora, word in (("[{lora_rank: 8, lora_alpha: 12}]", "r 4 instead of 8"), ("[]", "adapter instead of all")):
+        with pytest.raises(DataError, match=word):
+            load(learner(lora=lora, model__model_path=str(base)), folder)
+    tensors = load_file(base / "model.safetensors")
+    save_file({name: value + 0.01 for name, value in tensors.items()}, base / "model.safetensors", {"format": "pt"})
+    again = learner(model__model_path=str(base))
+    with pytest.raises(TrinityError, match="adapter belongs to that model"):
+        Savepoints(again.config, one.ranks, again.engine.module.lm).load(again, 1)
+    with pytest.raises(DataError, match="written again"):
+        convert(folder, merge=True)
+    assert differences({"target_modules": ["b", "a"], "r": 4}, {"target_modules": ["a", "b"], "r": 4}) == []
+
+
+def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
+    learner: Any, tiny_model: Path, make_config: Any, tmp_path: Path
+) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    one = trained(learner(), 1, 2)
+    savepoints = Savepoints(one.config, one.ranks, one.engine.module.lm)
+    savepoints.save(one, 2, None)
+    savepoints.writer.close()
+    folder, whole = (convert(savepoints.layout.step(2), merge=merged) for merged in (False, True))
+    assert folder.name == ADAPTER and convert(savepoints.layout.step(2)) == folder
+    tokens = torch.arange(3, 40)[None]
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        plain = base(tokens).logits
+        merged = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()(tokens).logits
+        adapted = peft.PeftModel.from_pretrained(base, folder).eval()(tokens).logits
+        ours = one.engine.module.lm(tokens).logits
+    torch.testing.assert_close(adapted, ours, atol=1e-4, rtol=0)
+    torch.testing.assert_close(merged, ours, atol=1e-4, rtol=0)
+    assert (plain - ours).abs().max() > 1e-3
+    # A further run begins with that adapter.
+    at_start = learner(lora=f"[{{lora_rank: 4, lora_alpha: 12, path: '{folder}'}}]")
+    torch.testing.assert_close(logprobs(at_start), logprobs(one), atol=1e-6, rtol=0)
+    with pytest.raises(TrinityError, match="lora_alpha 12 instead of 32"):
+        learner(lora=f"[{{lora_rank: 4, path: '{folder}'}}]")
+    with pytest.raises(TrinityError, match="target_modules"):
+        learner(lora=f"[{{lora_rank: 4, lora_alpha: 12, target_modules: [q_proj], path: '{folder}'}}]")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp_path: Path, stage: int) -> None:
+    one = trained(learner(trainer__zero_stage=stage), 1)
+    versions = CheckpointVersions(one.config.job_dir)
+    rank = trainer_rank(policy_weights(one.config, one), one.ranks, lambda version: True, lambda: False)
+    writer = VersionPublisher(versions, rank)
+    Publisher(one.config, one, versions, writer, lambda: 0).publish(1)
+    published = dict(versions.load(1))
+    held = dict(weights(one.engine))
+    assert published.keys() == held.keys()
+    for name, tensor in held.items():
+        torch.testing.assert_close(published[name], tensor.detach() * (3.0 if name.endswith("B") else 1.0))
+    base = {name: digest(tensor).values for name, tensor in base_weights(one.engine)}
+    values = versions.values(1, "float32")
+    assert {name: value for name, value in values.items() if name not in published} == base
+    [file] = tmp_path.rglob("*.safetensors")
+    assert file.stat().st_size < sum(tensor.nbytes for tensor in held.values()) + 10_000
+    kept = {name: tensor.clone() for name, tensor in published.items()}
+    writer.publish_kept(2, versions.check(1), kept)
+    assert versions.values(2, "float32") == values
+
+
+def test_target_modules_that_the_model_lacks_are_refused(learner: Any) -> None:
+    for names in ("[no_such_proj]", "[embed_tokens]"):
+        with pytest.raises(TrinityError, match="target_modules"):
+            learner(lora=f"[{{target_modules: {names}}}]")
+
+
+def test_configuration_of_the_adapter(make_config: Any) -> None:
+    from trinity_core.config import ConfigError, notices
+
+    given = "[{name: lora, path: null, base_model_name: null, lora_rank: 16, lora_alpha: 32, lora_dtype: auto, " + (
+        "target_modules: all-linear, is_dummy: false}]"
+    )
+    assert make_config(model__lora_configs=given).model.lora.lora_rank == 16
+    short = make_config(model__lora_configs="[{rank: 8, alpha: 4, dropout: 0.1, target_modules: [q_proj]}]")
+    assert (short.model.lora.lora_rank, short.model.lora.lora_alpha) == (8, 4)
+    assert "lora_dropout" in " ".join(notices(short))
+    for wrong, key in (
+        ("[{lora_rank: 8}, {lora_rank: 4}]", "model.lora_configs"),
+        ("[{load_in_4bit: true}]", "load_in_4bit"),
+        ("[{lora_rank: 0}]", "lora_rank"),
+        ("[{lora_rank: 8, target_modules: 3}]", "target_modules"),
+    ):
+        with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+            make_config(model__lora_configs=wrong)
+    verl = make_config(trainer__trainer_config="{actor_rollout_ref: {model: {lora_rank: 8, lora_alpha: 16}}}")
+    assert (verl.model.lora.lora_rank, verl.model.lora.lora_alpha) == (8, 16)
+    assert json.dumps(make_config().model.lora) == "null"

@@ -1,0 +1,163 @@
+"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685): names of tensors, the folder that peft writes, merging.
+
+A matrix W [out, in] with an adapter computes W x + s B A x, with A [r, in], B [out, r] and s = lora_alpha / r. Here
+tensors are named after the module: `model.layers.0.self_attn.q_proj.lora_A` and `….lora_B`. Imports no torch at the
+top, so that flows may ask for names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.errors import DataError
+from trinity_core.files import sync_file, when_room, write_json
+from trinity_core.local_paths import expanded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trinity_core.config import LoraConfig
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter's folder."""
+A, B = ".lora_A", ".lora_B"
+ACTIVE = "default"
+"""peft's name of the adapter in a model."""
+PEFT_PREFIX = "base_model.model."
+SHAPING = ("peft_type", "r", "lora_alpha", "target_modules")
+"""Entries of an adapter's configuration that decide what its tensors are and mean."""
+PLAIN = {"bias": ("none",), "use_rslora": (False,), "use_dora": (False,), "modules_to_save": (None, [])}
+"""Entries by which an adapter is more than A and B, with the values by which it is not."""
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter of a model into which peft has put an adapter: of the base, that without an adapter."""
+    return name.replace(".base_layer.", ".").removesuffix(f".{ACTIVE}.weight")
+
+
+def is_adapter(name: str) -> bool:
+    """True for the name of an adapter's tensor."""
+    return name.endswith((A, B))
+
+
+def adapter_config(lora: LoraConfig, base: str) -> dict[str, Any]:
+    """The contents of `adapter_config.json` for an adapter of the model `base`."""
+    targets = list(lora.modules) or "all-linear"
+    alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.lora_rank,
+        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets, "bias": "none",
+        "inference_mode": True,
+    }  # fmt: skip
+
+
+def scaling(config: Mapping[str, Any]) -> float:
+    """s of an adapter with this configuration."""
+    return float(config["lora_alpha"]) / int(config["r"])
+
+
+def differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """In words, where the adapters of two configurations differ in `SHAPING`."""
+    pairs = {key: (_value(saved.get(key)), _value(asked.get(key))) for key in SHAPING}
+    return [f"{key} {old} instead of {new}" for key, (old, new) in pairs.items() if old != new]
+
+
+def _value(entry: Any) -> Any:
+    return sorted(entry) if isinstance(entry, list) else entry
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the adapter in `folder`. Raises DataError if there is none, or it is more than A and B."""
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})") from error
+    if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
+        raise DataError(f"the adapter in {folder} is more than LoRA's matrices A and B: {', '.join(more)}")
+    return config
+
+
+def start_fault(lora: LoraConfig) -> str:
+    """Why a run cannot start from the adapter in `lora.path`, as far as its configuration tells; "" if it can."""
+    if lora.path is None:
+        return ""
+    try:
+        theirs = read_config(expanded(lora.path))
+    except DataError as error:
+        return str(error)
+    ours = {"r": lora.lora_rank, "lora_alpha": lora.lora_alpha}
+    wrong = [
+        f"{name} {theirs.get(name)} instead of {value:g}" for name, value in ours.items() if theirs.get(name) != value
+    ]
+    return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values beside path" if wrong else ""
+
+
+def write_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Write an adapter's configuration into `folder`, which need not exist."""
+    when_room(partial(folder.mkdir, parents=True, exist_ok=True), folder)
+    write_json(folder / CONFIG, config)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the adapter in `folder`, under the names here. Raises DataError for any that is no A or B."""
+    from safetensors.torch import load_file
+
+    if not (folder / WEIGHTS).is_file():
+        raise DataError(f"{folder} holds no LoRA adapter: there is no {WEIGHTS}")
+    tensors = {
+        name.removeprefix(PEFT_PREFIX).removesuffix(".weight"): value
+        for name, value in load_file(folder / WEIGHTS).items()
+    }
+    if other := [name for name in tensors if not is_adapter(name)]:
+        raise DataError(f"{folder / WEIGHTS} holds {other[0]}, which is none of LoRA's matrices A and B")
+    return tensors
+
+
+def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
+    """Write the folder that peft reads. The weights, which make it whole, come last."""
+    from safetensors.torch import save_file
+
+    write_config(config, folder)
+    named = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
+    temporary = folder / f".{WEIGHTS}"
+    when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
+    sync_file(temporary)
+    temporary.replace(folder / WEIGHTS)
+    sync_file(folder)
+
+
+def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + s B A, computed in float32 (or wider) and rounded to the dtype of `weight`."""
+    import torch
+
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+
+
+def merge(
+    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `base` with the adapter merged. Raises DataError at the end if the base lacks a matrix."""
+    missing = {name.removesuffix(A) for name in adapter if name.endswith(A)}
+    for name, tensor in base:
+        module = name.removesuffix(".weight")
+        if module in missing:
+            missing.remove(module)
+            tensor = merged_weight(tensor, adapter[module + A], adapter[module + B], scale)
+        yield name, tensor
+    if missing:
+        raise DataError(f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?")
+
+
+def linear_names(lm: Any) -> list[str]:
+    """The last parts of the names of a Hugging Face model's matrices, the output embedding left out: `all-linear`."""
+    from torch import nn
+
+    head = lm.get_output_embeddings()
+    return sorted(
+        {name.rpartition(".")[2] for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    )

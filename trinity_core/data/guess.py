@@ -1,0 +1,70 @@
+"""Which `format` fits a data set, by the names of its columns and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data import formats
+from trinity_core.errors import DataError
+
+Row = formats.Row
+PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
+ANSWERS = (
+    "response", "answer", "solution", "completion", "output", "target", "ground_truth", "final_answer", "label",
+    "reward_model.ground_truth",
+)  # fmt: skip
+CONVERSATIONS = ("messages", "conversations", "conversation", "prompt", "chat")
+PREFERRED = (("chosen", "rejected"), ("preferred", "dispreferred"), ("response_chosen", "response_rejected"))
+SYSTEM, TOOLS = ("system_prompt", "system"), ("tools", "functions")
+FORMATS: Mapping[str, Callable[[Row, FormatConfig], Any]] = {
+    "tasks": formats.prompt_messages,
+    "evaluation": formats.prompt_messages,
+    "demonstrations": formats.demonstration,
+    "preferences": formats.preference,
+}
+"""What reads a row, by the use of its data set (`DataSetReport.use`)."""
+
+
+def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
+    """The keys of a `format` by which all of these rows can be read; empty if none is found, or none is needed."""
+    for keys in _candidates(rows[0] if rows else {}, use):
+        form = FormatConfig.model_validate(keys)
+        if all(_readable(row, form, use) for row in rows):
+            return keys
+    return {}
+
+
+def _readable(row: Row, form: FormatConfig, use: str) -> bool:
+    try:
+        FORMATS[use](row, form)
+    except DataError:
+        return False
+    return True
+
+
+def _candidates(row: Row, use: str) -> Iterator[dict[str, str]]:
+    """Formats that the columns of a row suggest, the likeliest first."""
+    default = FormatConfig()
+    more = _named(row, "system_prompt_key", SYSTEM) | _named(row, "tools_key", TOOLS)
+    if use == "preferences":
+        for chosen, rejected in PREFERRED[::-1]:
+            more |= {"chosen_key": chosen, "rejected_key": rejected} if {chosen, rejected} <= row.keys() else {}
+    asked = [key for key in PROMPTS if formats.has_column(row, key) and isinstance(formats.column(row, key), str)]
+    talks = [key for key in CONVERSATIONS if isinstance(row.get(key), list)]
+    for kind, key, given in (
+        *(("messages", key, {"messages_key": key}) for key in talks),
+        *(("plaintext", key, {"prompt_key": key}) for key in asked),
+        *((("messages", "", {}),) if use == "preferences" else ()),
+    ):
+        answers = {} if kind == "messages" and use == "demonstrations" else _named(row, "response_key", ANSWERS, key)
+        keys = {"prompt_type": kind, **given, **more, **(answers if use != "preferences" else {})}
+        yield {name: column for name, column in keys.items() if column != getattr(default, name)}
+
+
+def _named(row: Row, setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+    """The first of these columns that is there and not empty, as this setting."""
+    there = (name for name in names if name != taken and formats.has_column(row, name) and formats.column(row, name))
+    name = next(there, None)
+    return {} if name is None else {setting: name}

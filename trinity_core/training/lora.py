@@ -1,0 +1,148 @@
+"""The policy as a frozen base with a LoRA adapter, by peft, and the base alone as its reference."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trinity_core.adapters import (
+    ACTIVE,
+    adapter_config,
+    differences,
+    is_adapter,
+    plain_name,
+    read_tensors,
+    scaling,
+    start_fault,
+)
+from trinity_core.config import LoraConfig
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.local_paths import expanded
+
+if TYPE_CHECKING:
+    from trinity_core.training.engine import TrainingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter that an engine trains."""
+
+    config: dict[str, Any]
+    """The contents of `adapter_config.json`."""
+
+    @property
+    def scaling(self) -> float:
+        """lora_alpha / r."""
+        return scaling(self.config)
+
+
+def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
+
+    Raises TrinityError without a GPU, and without bitsandbytes.
+    """
+    key = "model.lora_configs[0].load_in_4bit"
+    if device.type != "cuda":
+        raise TrinityError(f"{key}: needs a GPU; on this machine leave it out")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TrinityError(f"{key}: needs bitsandbytes; install it: pip install -r requirements/qlora.txt")
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) -> Adapter:
+    """Freeze `lm` and put an adapter into it: that of `lora.path`, or a new one, whose B is zero.
+
+    A is drawn by `seed` alone, so that a run that begins again begins the same. Without `dropout` nothing is dropped.
+    Raises TrinityError if the model has no such matrices, or the folder's adapter is another one.
+    """
+    import peft
+
+    config = adapter_config(lora, base)
+    settings = peft.LoraConfig(
+        r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
+        lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(settings, lm, ACTIVE)
+        except ValueError as error:
+            raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
+    tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
+    if other := [name for name in tensors if not is_adapter(plain_name(name))]:
+        raise TrinityError(
+            f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
+            "are not supported; name linear layers, or all-linear"
+        )
+    for p in tensors.values():
+        p.data = p.data.to(dtype)
+    if lora.path is not None:
+        _start_from(lora, expanded(lora.path), {plain_name(name): p for name, p in tensors.items()})
+    return Adapter(config)
+
+
+def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:
+    """Give the tensors of the model's adapter the values of the one in `folder`."""
+    if fault := start_fault(lora):
+        raise TrinityError(f"model.lora_configs[0].path: {fault}")
+    saved = read_tensors(folder)
+    wrong = set(saved) ^ set(tensors) or {name for name, p in tensors.items() if p.shape != saved[name].shape}
+    if wrong:
+        raise TrinityError(
+            f"model.lora_configs[0].path: the adapter in {folder} and this model's with these target_modules are not "
+            f"alike at {min(wrong)}; give the target_modules that the adapter was trained with, and its base"
+        )
+    with torch.no_grad():
+        for name, p in tensors.items():
+            p.copy_(saved[name])
+
+
+def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, folder: Path) -> None:
+    """Raise DataError if the checkpoint in `folder` was trained with another adapter, or if only one has an adapter."""
+    if saved is None or adapter is None:
+        if (saved is None) is (adapter is None):
+            return
+        trained = "all weights" if saved is None else "an adapter"
+        wrong = [f"{trained} instead of {'all weights' if adapter is None else 'an adapter'}"]
+    else:
+        wrong = differences(saved, adapter.config)
+    if wrong:
+        raise DataError(
+            f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give "
+            "the run another `name`"
+        )
+
+
+class BaseAlone:
+    """A policy without its adapter: the reference model, at no cost in memory. Used as `FrozenModule` is."""
+
+    def __init__(self, engine: TrainingEngine) -> None:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        self._engine = engine
+        self._layers = [module for module in engine.module.modules() if isinstance(module, BaseTunerLayer)]
+
+    @contextmanager
+    def on_device(self) -> Iterator[Callable[..., Any]]:
+        """A context that gives the forward of the base, and in which the policy has no adapter."""
+        self._switch(False)
+        try:
+            yield self._engine
+        finally:
+            self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.enable_adapters(on)
