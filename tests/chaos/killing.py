@@ -197,7 +197,7 @@ class ChaosRun:
     def go(self, kills: Sequence[Kill] = ()) -> None:
         """Run to the end, with these kills in their order. Raises AssertionError if the run does not get there."""
         for kill in kills:
-            self._kill(kill)
+            self.kill(kill)
         while not self._ended():
             time.sleep(0.1)
 
@@ -252,7 +252,7 @@ class ChaosRun:
             log.write(f"---- attempt {self.attempts}\n".encode())
             self.process = psutil.Popen(self.command, cwd=self.root, env=environment, stdout=log, stderr=log)
 
-    def _kill(self, kill: Kill) -> None:
+    def kill(self, kill: Kill) -> None:
         """Kill at the kill's moment; nothing if the run ends before it, or while there is no such process."""
         while max(self.steps_of("trainer", kill.stage), default=0) < min(kill.step, self.steps - 1):
             if self._ended():

@@ -23,7 +23,7 @@ class Steps:
         self.stepping, self.go_on = threading.Event(), threading.Event()
         self.let_go_on = ""
 
-    def add_request(self, *_: Any) -> None: ...
+    def add_request(self, *_: Any, **__: Any) -> None: ...
 
     def step(self) -> list[Any]:
         self.stepping.set()

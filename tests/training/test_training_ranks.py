@@ -71,7 +71,7 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
         for case in (
             next(case for case in cases if case["name"] == "half2"),
             zero0,
-            _case("adapted", 0, tiny_model, lora=adapter),
+            _case("alone", 0, tiny_model, lora=adapter),
         )
     )
     truth = {one: [one.step(make_batch(step, groups=3), step) for step in (1, 2)] for one in (half, alone, adapted)}

@@ -93,7 +93,7 @@ class Trainers:
             time.sleep(POLL_SECONDS)
         return True
 
-    def convert(self, step: int, merge: bool) -> Path:
+    def convert(self, step: int, merge: bool = True) -> Path:
         """The checkpoint of `step` in Hugging Face format, see `checkpoints.convert`."""
         worker = self.workers[0]
         check = Heartbeat({trainer_name(self._config, 0): worker}, self._check).check

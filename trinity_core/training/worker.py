@@ -76,7 +76,7 @@ class TrainerWorker:
                 loop(self._trainer)
             return self._trainer.summary()
 
-    def convert(self, step: int, merge: bool) -> str:
+    def convert(self, step: int, merge: bool = True) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
         from trinity_core.checkpoints.huggingface import huggingface_folder
 
