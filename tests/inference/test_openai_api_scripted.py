@@ -87,6 +87,10 @@ class Speaker(FakeEngine):
             np.array(tokens, np.int32), np.full(count, -0.5, np.float32), np.full(count, self.version, np.int32), "stop"
         )
 
+    async def score(self, tokens):
+        """Other than those at which it samples: a grammar left out something at each token."""
+        return [-9.0] * (len(tokens) - 1)
+
     async def so_far(self, known):
         return {key: self.sample(self.growing[key][count:-1]) for key, count in known.items() if key in self.growing}
 

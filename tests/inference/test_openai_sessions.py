@@ -186,8 +186,13 @@ def test_white_space_within_an_answer_and_key_order_are_no_difference(said, back
 @given(recorded(), st.data())
 def test_guided_answers_are_context(calls, data):
     """Each other token still counts once, after the same tokens."""
-    marks = data.draw(st.lists(st.booleans(), min_size=len(calls), max_size=len(calls)))
-    calls = [replace(one, guided=mark) for one, mark in zip(calls, marks, strict=True)]
+    marks = data.draw(st.lists(st.sampled_from(["all", "none", "last"]), min_size=len(calls), max_size=len(calls)))
+    free = {
+        "all": lambda count: None,
+        "none": lambda count: np.zeros(count, bool),
+        "last": lambda count: np.arange(count) == count - 1,
+    }
+    calls = [replace(one, free=free[mark](len(one.sample.tokens))) for one, mark in zip(calls, marks, strict=True)]
     recorder = Recorder()
     for one in calls:
         recorder.record(one)
@@ -201,13 +206,16 @@ def test_guided_answers_are_context(calls, data):
     expected = {
         int(first) + i: one.tokens[: len(one.prompt) + i + 1].tolist()
         for first, one in zip(firsts[:-1], calls, strict=True)
-        if not one.guided
         for i in range(len(one.sample.tokens))
+        if one.free is None or one.free[i]
     }
     assert found == expected
     assert sum(int(sequence.mask.sum()) for sequence in sequences) == len(expected)
-    assert all((sequence.versions[~sequence.mask] == -1).all() for sequence in sequences)
-    assert all(sequence.mask[0] or not sequence.mask.any() for sequence in sequences)
+    for sequence in sequences:
+        one = sequence.experience(info={ANSWERS: sequence.answers})
+        digests, others = answers_in_loss(one)
+        assert not others and len(digests) == len(sequence.answers)
+        assert set(digests) <= {each.digest for each in calls}
 
 
 @pytest.mark.parametrize("back", ["{}", "", None, {}, '{"x": 2,', json.dumps('{"x": 2,')])

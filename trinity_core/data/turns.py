@@ -50,8 +50,13 @@ class Call:
     sample: Sampled
     temperature: float | None = None
     """Of its log-probs; None if not known."""
-    guided: bool = False
-    """Whether a grammar left out tokens that the policy might have chosen: it is context then, and carries no loss."""
+    free: np.ndarray | None = None
+    """bool [T]: the tokens that the policy chose freely, of an answer in a grammar; None: all. Others carry no loss."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether any of its tokens carries loss."""
+        return self.free is None or bool(self.free.any())
 
     @property
     def tokens(self) -> np.ndarray:
@@ -149,9 +154,9 @@ def nothing_sampled(token: int) -> TokenSequence:
 def joined(chain: Sequence[Call]) -> TokenSequence:
     """Answers of one conversation as one sequence; the prompt of each begins with the tokens of the one before.
 
-    A guided answer is context: before the first other one it belongs to the prompt.
+    An answer whose every token a grammar chose is context: before the first other one it belongs to the prompt.
     """
-    own = [call for call in chain if not call.guided]
+    own = [call for call in chain if call.counts]
     tokens, start = chain[-1].tokens, len((own or chain)[0].prompt)
     length = len(tokens) - start
     mask = np.zeros(length, dtype=np.bool_)
@@ -159,7 +164,8 @@ def joined(chain: Sequence[Call]) -> TokenSequence:
     versions = np.full(length, -1, dtype=np.int32)
     for call in own:
         answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
-        mask[answer], logprobs[answer], versions[answer] = True, call.sample.logprobs, call.sample.versions
+        logprobs[answer], versions[answer] = call.sample.logprobs, call.sample.versions
+        mask[answer] = True if call.free is None else call.free
     places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in own)
     truncated = chain[-1].sample.reason != "stop"
     temperature = _temperature(own or chain, start, length)

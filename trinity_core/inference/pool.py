@@ -166,6 +166,11 @@ class EnginePool:
         self.tokens += sum(len(sample.tokens) for sample in samples)
         return samples
 
+    @property
+    def held_version(self) -> int | None:
+        """The version that the engines load or hold; None before the first load."""
+        return None if self._held is None else self._held[1]
+
     def check(self) -> None:
         """Raise what `generate` would raise at once: the fault after which no request is served any more."""
         if self._fault is not None:

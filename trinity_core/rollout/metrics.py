@@ -68,6 +68,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
             "sessions/tokens": float(sum(one.sampled for one in sessions)),
             "sessions/discarded_tokens": float(sum(one.discarded for one in sessions)),
             "sessions/guided_answers": float(sum(one.guided for one in sessions)),
+            "sessions/guided_tokens": float(sum(one.guided_tokens for one in sessions)),
         }
     return numbers | {
         name if name in COUNTED else f"{name}/mean": value

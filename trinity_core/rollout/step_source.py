@@ -211,7 +211,7 @@ class ServedSteps:
             outcome.experiences += session.experiences(None if feedback is None else feedback.reward, **fields)
             sampled = mine.session.sampled_tokens + mine.session.dropped_tokens
             assert outcome.sessions is not None
-            counts = SessionCounts(1, session.taken_tokens, sampled, mine.session.guided[0])
+            counts = SessionCounts(1, session.taken_tokens, sampled, *mine.session.guided)
             outcome.sessions.add(counts, succeeded=not group.dropped)
         return outcome
 

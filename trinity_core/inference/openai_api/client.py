@@ -35,6 +35,8 @@ from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.loops import Bridge
 
 T = TypeVar("T")
+FREE_GAP = 1e-3
+"""Nats: at such a token a grammar left out at most a thousandth of the probability."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -52,6 +54,8 @@ class _Choice:
     ends: Sequence[int]
     """Tokens that end an answer without being named by the request."""
     parts: list[Sample] = field(default_factory=list)
+    free: np.ndarray | None = None
+    """bool [T]: see `Call.free`; known once an answer in a grammar is complete."""
 
     @property
     def params(self) -> SamplingParams:
@@ -183,6 +187,8 @@ class PoolClient(EngineClient):
                 choice.parts.append(part.part(slice(len(given.new_token_ids))))
                 stopped = number in done.reqs_to_abort or len(given.new_token_ids) < len(part.tokens)
                 if exchange is not None and (finished or stopped):
+                    if params.structured_outputs is not None:
+                        choice.free = await self._free(choice)
                     _record(exchange, request_id, choice, "stop" if stopped else part.reason)
                 if stopped:
                     streams.stop(number)
@@ -199,6 +205,25 @@ class PoolClient(EngineClient):
             if exchange is not None:
                 for choice in choices.values():
                     _record(exchange, request_id, choice, "abort")
+
+    async def _free(self, choice: _Choice) -> np.ndarray:
+        """bool [T]: tokens of an answer in a grammar at which that left out next to nothing of the probability.
+
+        vLLM gives their log-probs among the tokens that the grammar allows; scored without it they are lower by the log
+        of the share that those have. None is free if the weights have changed meanwhile, or if that cannot be told: for
+        a temperature other than 1, and a sequence that fills the context.
+        """
+        [sample] = choice.parts  # such an answer comes whole
+        tokens = np.concatenate([choice.request.prompt, sample.tokens])
+        none = np.zeros(len(sample.tokens), np.bool_)
+        longest, held = self.model_config.max_model_len, self._pool.held_version
+        if choice.request.sampling.logprob_temperature != 1 or len(tokens) >= longest or not len(sample.tokens):
+            return none
+        scores = await self._bridge.call(self._pool.score(tokens.tolist()))
+        if held != self._pool.held_version or (held is not None and (sample.versions != held).any()):
+            return none
+        gaps = sample.logprobs - np.array(scores[-len(none) :], np.float32)
+        return np.abs(gaps) <= FREE_GAP
 
     async def beside(self, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work in a thread, so that other requests are served meanwhile; one such work at a time."""
@@ -331,4 +356,5 @@ def _record(exchange: Exchange, request_id: str, choice: _Choice, reason: Any) -
     prompt = choice.request.prompt
     recorded = Sample(sample.tokens, sample.logprobs, sample.versions, reason)
     guided = choice.params.structured_outputs is not None
-    exchange.calls[key] = Call(prompt, recorded, choice.request.sampling.logprob_temperature, guided)
+    free = (choice.free if choice.free is not None else np.zeros(len(sample.tokens), np.bool_)) if guided else None
+    exchange.calls[key] = Call(prompt, recorded, choice.request.sampling.logprob_temperature, free)

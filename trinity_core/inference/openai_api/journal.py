@@ -103,7 +103,8 @@ def _private(path: str, flags: int) -> int:
 def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
     sample = call.sample
     arrays = {"prompt": call.prompt, "tokens": sample.tokens, "logprobs": sample.logprobs, "versions": sample.versions}
-    others = {"reason": sample.reason, "temperature": call.temperature, "guided": call.guided, "history": history}
+    others = {"reason": sample.reason, "temperature": call.temperature, "history": history}
+    others["free"] = None if call.free is None else call.free.tolist()
     return {name: array.tolist() for name, array in arrays.items()} | others
 
 
@@ -128,4 +129,5 @@ def _kept(line: Mapping[str, Any]) -> Kept:
         line["reason"],
     )
     prompt = np.array(line["prompt"], np.int32)
-    return Call(prompt, sample, line.get("temperature"), line.get("guided", False)), line["history"]
+    free = None if line.get("free") is None else np.array(line["free"], np.bool_)
+    return Call(prompt, sample, line.get("temperature"), free), line["history"]

@@ -212,6 +212,7 @@ class ApiModel(RecordingModel):
             sum(one.taken_tokens for one in self._sessions),
             sum(one.session.sampled_tokens + one.session.dropped_tokens for one in self._sessions),
             sum(one.session.guided[0] for one in self._sessions),
+            sum(one.session.guided[1] for one in self._sessions),
         )
 
 
@@ -229,13 +230,16 @@ class SessionCounts:
     taken: int = 0
     sampled: int = 0
     guided: int = 0
-    """Answers that a grammar guided."""
+    """Answers in a grammar."""
+    guided_tokens: int = 0
+    """Tokens that a grammar chose."""
 
     def add(self, attempt: SessionCounts, succeeded: bool) -> None:
         """Count an attempt at a task. One that failed has no experiences."""
         self.sessions += attempt.sessions
         self.sampled += attempt.sampled
         self.guided += attempt.guided
+        self.guided_tokens += attempt.guided_tokens
         self.taken += attempt.taken if succeeded else 0
 
     @property

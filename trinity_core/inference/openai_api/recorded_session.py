@@ -128,11 +128,11 @@ class RecordedSession:
 
     @property
     def guided(self) -> tuple[int, int]:
-        """Recorded answers that a grammar guided, and their tokens: they carry no loss."""
+        """Recorded answers in a grammar, and those of their tokens that it chose: they carry no loss."""
         with self._lock:
             self._settle()
-            lengths = [len(call.sample.tokens) for call in self._recorder.calls if call.guided]
-            return len(lengths), sum(lengths)
+            free = [call.free for call in self._recorder.calls if call.free is not None]
+            return len(free), sum(int((~each).sum()) for each in free)
 
     @property
     def newest_version(self) -> int:

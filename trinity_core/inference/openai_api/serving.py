@@ -41,9 +41,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GUIDED = (
-    "an agent asks for an answer in a grammar (response_format, structured_outputs, tool_choice): its tokens carry no "
-    "loss, as they are not the policy's own choice. Later ones are not logged; the metric "
-    "sessions/guided_answers counts them. Ask for JSON in the prompt, and use tool_choice 'auto', to train on them"
+    "an agent asks for an answer in a grammar (response_format, structured_outputs, tool_choice): the tokens that the "
+    "grammar chose carry no loss, as they are not the policy's own choice. Later ones are not logged; the metrics "
+    "sessions/guided_answers and sessions/guided_tokens count them. Ask for JSON in the prompt, and use tool_choice "
+    "'auto', to train on all tokens"
 )
 NOT_PARSED = (
     "Tool calls of {} are not read from its answers. Set enable_auto_tool_choice: true and tool_call_parser for it in "
