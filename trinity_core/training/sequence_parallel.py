@@ -72,8 +72,8 @@ def _padded_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """`attention` of tokens that are padded at their end so that all ranks have the same number."""
     tokens, length = len(packed.home), query.shape[2]
-    inputs = (x[:, :, :tokens] for x in (query, key, value))
-    out, _ = attention(module, *inputs, attention_mask, packed=packed, **more)
+    query, key, value = (x[:, :, :tokens] for x in (query, key, value))
+    out, _ = attention(module, query, key, value, attention_mask, packed=packed, **more)
     return pad(out, (0, 0, 0, 0, 0, length - tokens)), None
 
 

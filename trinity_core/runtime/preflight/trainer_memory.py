@@ -26,7 +26,7 @@ machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
@@ -88,15 +88,18 @@ class MicroBatches:
     """Elements of the largest attention mask; each is made for its pass alone."""
 
 
-def micro_batches(
-    config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int = 1
+def shared_micro_batches(
+    config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int
 ) -> MicroBatches:
-    """The micro-batches of the worker that has the largest one; its part of them where `sharing` workers share each."""
-    if sharing > 1:
-        wide = settings.with_values({"max_tokens": settings.max_tokens * sharing})
-        made = micro_batches(config, wide, max(workers // sharing, 1))
-        parts = (-(-count // sharing) for count in (made.tokens, made.targets, made.rows))
-        return MicroBatches(made.count, *parts, made.longest, made.mask)
+    """A worker's part of the micro-batches where `sharing` workers share each."""
+    wide = settings.model_copy(update={"max_tokens": settings.max_tokens * sharing})
+    whole = micro_batches(config, wide, max(workers // sharing, 1))
+    tokens, targets, rows = (-(-count // sharing) for count in (whole.tokens, whole.targets, whole.rows))
+    return replace(whole, tokens=tokens, targets=targets, rows=rows)
+
+
+def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
+    """The micro-batches of the worker that has the largest one."""
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows = config.buffer.train_batch_size
     pairs = config.algorithm.algorithm_type == "dpo"
