@@ -18,6 +18,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.timing import StepTimer
+from trinity_core.training import offload
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
@@ -138,6 +139,24 @@ class Learner:
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
+
+    def offload(self) -> None:
+        """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
+        for engine in self._engines():
+            offload.offload(engine)
+        if isinstance(self.reference, FrozenModule):
+            offload.move(self.reference, to_host=True)
+        offload.free_cached(self.ranks.device)
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        for engine in self._engines():
+            offload.reload(engine)
+        if isinstance(self.reference, FrozenModule):
+            offload.move(self.reference, to_host=False)
+
+    def _engines(self) -> list[TrainingEngine]:
+        return [self.engine, *([self.critic.engine] if self.critic else [])]
 
     def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
         """For each engine, by its folder in a checkpoint, a function that computes a loss with a zero gradient."""

@@ -155,6 +155,8 @@ class TrainedModel:
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
     weights_offloaded: bool = False
     """So are the weights that this worker keeps, under ZeRO 3."""
+    colocated: bool = False
+    """On a GPU: all of it moves to the machine's memory while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
     """It computes log-probs; a critic computes one value a token."""
     lora: LoraConfig | None = None
@@ -221,6 +223,7 @@ class TrainedModel:
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
+        offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
         taken = offloaded + self.largest_file
         return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
@@ -344,6 +347,7 @@ def host_needs(
 ) -> tuple[Need, ...]:
     """What a worker on a GPU holds of the machine's memory, without what it publishes."""
     models = [policy, *([critic] if critic else [])]
-    kept = reference.width * reference.kept if reference is not None and reference.weights_offloaded else 0
+    moves = reference is not None and (reference.weights_offloaded or reference.colocated)
+    kept = reference.width * reference.kept if reference is not None and moves else 0
     held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
     return nonzero([base, *held, Need("reference weights", kept, "offloaded")])
