@@ -34,7 +34,7 @@ from trinity_core.runtime.preflight.model_shape import (
 )
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
-from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, micro_batches, trainer_needs
+from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.sync.schedule import SyncSchedule
 
 MIB = 1 << 20
@@ -282,7 +282,8 @@ def _trained(
 ) -> TrainedModel:
     width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
     stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
-    micro = micro_batches(config, settings, placement.trainers)
+    sharing = config.trainer.ulysses_sequence_parallel_size
+    micro = shared_micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(
         name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
         offloaded=settings.optimizer_offload, weights_offloaded=settings.param_offload,

@@ -26,7 +26,7 @@ machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
@@ -86,6 +86,16 @@ class MicroBatches:
     """Tokens of the longest sequence."""
     mask: int
     """Elements of the largest attention mask; each is made for its pass alone."""
+
+
+def shared_micro_batches(
+    config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int
+) -> MicroBatches:
+    """A worker's part of the micro-batches where `sharing` workers share each."""
+    wide = settings.model_copy(update={"max_tokens": settings.max_tokens * sharing})
+    whole = micro_batches(config, wide, max(workers // sharing, 1))
+    tokens, targets, rows = (-(-count // sharing) for count in (whole.tokens, whole.targets, whole.rows))
+    return replace(whole, tokens=tokens, targets=targets, rows=rows)
 
 
 def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
