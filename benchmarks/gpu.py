@@ -168,8 +168,9 @@ def part_paths(scale: Scale) -> Result:
             for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
                 lm.set_attn_implementation(attention)
                 lm.zero_grad()
+                by_length = packing and dtype != torch.float32 and scale.device.type == "cuda"
                 micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
-                logprobs, _ = Policy(lm, FastPaths(packing, packing))(micro, 1.0, False)
+                logprobs, _ = Policy(lm, FastPaths(packing, packing, by_length))(micro, 1.0, False)
                 logprobs.mean().backward()
                 gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
                 found.append((micro.grid(logprobs.detach()), gradient))
@@ -223,7 +224,8 @@ def attention_times(scale: Scale) -> Result:
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
     kernels: dict[str, tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]] = {
-        "packed": (lambda: attention(layer, *short, None, packed=packed)[0], short),
+        "packed": (lambda: attention(layer, *short, None, packed=packed.masked(dtype))[0], short),
+        "packed_by_length": (lambda: attention(layer, *short, None, packed=packed)[0], short),
         "flash": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
         "varlen": (varlen, flat),
         "flex": (flex, whole),
