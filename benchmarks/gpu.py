@@ -168,7 +168,7 @@ def part_paths(scale: Scale) -> Result:
             for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
                 lm.set_attn_implementation(attention)
                 lm.zero_grad()
-                micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device, dtype)
+                micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
                 logprobs, _ = Policy(lm, FastPaths(packing, packing))(micro, 1.0, False)
                 logprobs.mean().backward()
                 gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
@@ -190,7 +190,7 @@ def attention_times(scale: Scale) -> Result:
     before, after = scale.rows[2:]
     device, dtype = scale.device, torch.float32 if scale.device.type == "cpu" else torch.bfloat16
     heads, kv_heads, channels, length = scale.model.heads, scale.model.key_value_heads, 64, before + after
-    packed = build_micro(rows, range(len(rows)), after).to(device, dtype).inputs
+    packed = build_micro(rows, range(len(rows)), after).to(device).inputs
 
     def inputs(batch: int, tokens: int) -> list[torch.Tensor]:
         shapes = [(batch, count, tokens, channels) for count in (heads, kv_heads, kv_heads)]
