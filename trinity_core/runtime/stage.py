@@ -147,6 +147,10 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
     """
     external = None if base else config.explorer.external_model
     config = config.with_values({"mode": "bench", "explorer.external_model": external})
+    if config.model.lora is not None and (step := latest_whole(config.job_dir)):
+        # Adapters are loaded beside the model that their run began with: in a pipeline that of the stage before.
+        began = other_beginning(config.job_dir, step, config.model.model_path)
+        config = config if began is None else start_from(config, began.model)
     if external is None:
         return config
     if not config.cluster.ray_address:
