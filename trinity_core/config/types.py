@@ -133,6 +133,11 @@ class _Listed:
     @staticmethod
     def _joined(value: Any) -> Any:
         is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+        paths = value if is_list else value.split(SEVERAL) if isinstance(value, str) else ()
+        if len(paths) > 1 and not all(path.strip() for path in paths):
+            raise PydanticCustomError("empty_entry", "must have no empty entry.")
+        if any(SEVERAL in path for path in paths):
+            raise PydanticCustomError("separator", f"must be paths without {SEVERAL}, which stands between two paths.")
         return SEVERAL.join(value) if is_list else value
 
 
