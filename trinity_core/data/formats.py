@@ -57,15 +57,15 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
 
 
 def has_prompt(row: Row, form: FormatConfig) -> bool:
-    """Whether the row has the column of its prompt."""
-    return has_column(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key)
+    """Whether the row has a prompt. Null counts as none: tables have every column in every row."""
+    return _optional(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key) is not None
 
 
 def truth(row: Row, form: FormatConfig) -> Any:
     """The reference answer: the response column, else the answer that ends a `messages` row, else None."""
     if has_column(row, form.response_key):
         return column(row, form.response_key)
-    if form.prompt_type == "messages":
+    if form.prompt_type == "messages" and has_prompt(row, form):
         last = _messages(row, form.messages_key, "messages_key")[-1]
         return last.get("content") if last["role"] == "assistant" else None
     return None
