@@ -179,10 +179,18 @@ def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
     ]
 
 
-def spare_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
-    """Columns of the rows that no key of the format names, sorted."""
-    keys = [key for name, key in form.model_dump().items() if name.endswith("_key") and key]
-    read = {part for key in [*keys, ALPACA_INPUT] for part in (key, key.partition(".")[0])}
+def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> list[str]:
+    """Columns of supervised rows that nothing reads, sorted; `is_pair`: the rows are preferences."""
+    keys = [form.system_prompt_key, form.tools_key]
+    if form.prompt_type == "messages":
+        keys.append(form.messages_key)
+    else:
+        keys += [form.prompt_key, form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)]
+    if is_pair:
+        keys += [form.chosen_key, form.rejected_key]
+    elif form.prompt_type == "plaintext":
+        keys.append(form.response_key)
+    read = {part for key in keys if key for part in (key, key.partition(".")[0])}
     return sorted({str(name) for row in rows for name in row} - read)
 
 
