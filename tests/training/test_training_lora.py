@@ -86,6 +86,7 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
     assert all(torch.equal(base[name], tensor) for name, tensor in base_weights(one.engine))
     assert base.keys() == {name for name, _ in weights(whole.engine, tied=True)}
     assert (logprobs(one) - start).abs().max() > 1e-4
+    assert all(tensor.any() for name, tensor in weights(one.engine) if name.endswith("B")), "each B has had a gradient"
     with one.reference.on_device():
         assert torch.equal(logprobs(one), start)
     batch = make_batch(3)
@@ -203,9 +204,9 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
     assert versions.values(2, "float32") == values
 
 
-def test_target_modules_that_the_model_lacks_are_refused(learner: Any) -> None:
-    for names in ("[no_such_proj]", "[embed_tokens]"):
-        with pytest.raises(TrinityError, match="target_modules"):
+def test_target_modules_that_cannot_be_trained_are_refused(learner: Any) -> None:
+    for names in ("[no_such_proj]", "[embed_tokens]", "[q_proj, lm_head]"):
+        with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.target_modules"):
             learner(lora=f"[{{target_modules: {names}}}]")
 
 
