@@ -30,8 +30,16 @@ ACTIVE = "default"
 PEFT_PREFIX = "base_model.model."
 SHAPING = ("peft_type", "r", "lora_alpha", "target_modules")
 """Entries of an adapter's configuration that decide what its tensors are and mean."""
-PLAIN = {"bias": ("none",), "use_rslora": (False,), "use_dora": (False,), "modules_to_save": (None, [])}
-"""Entries by which an adapter is more than A and B, with the values by which it is not."""
+_UNSET = (None, {}, [], False)
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+    **dict.fromkeys(("use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"), _UNSET),
+    **dict.fromkeys(("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"), _UNSET),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern", "alora_invocation_tokens", "arrow_config"), _UNSET),
+    **dict.fromkeys(("kasa_config", "monteclora_config", "velora_config"), _UNSET),
+}  # fmt: skip
+"""Entries of peft by which an adapter is more than A and B, has several scales or changes the base, with the values by
+which it does not."""
 
 
 def plain_name(name: str) -> str:
@@ -77,7 +85,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})") from error
     if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
-        raise DataError(f"the adapter in {folder} is more than LoRA's matrices A and B: {', '.join(more)}")
+        raise DataError(
+            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}"
+        )
     return config
 
 
