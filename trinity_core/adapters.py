@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
-from trinity_core.files import sync_file, when_room, write_json
+from trinity_core.files import clear_errors, sync_file, temporary_sibling, when_room, write_json
 from trinity_core.local_paths import expanded
 
 if TYPE_CHECKING:
@@ -106,12 +106,6 @@ def start_fault(lora: LoraConfig) -> str:
     return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values beside path" if wrong else ""
 
 
-def write_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Write an adapter's configuration into `folder`, which need not exist."""
-    when_room(partial(folder.mkdir, parents=True, exist_ok=True), folder)
-    write_json(folder / CONFIG, config)
-
-
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of the adapter in `folder`, under the names here. Raises DataError for any that is no A or B."""
     from safetensors.torch import load_file
@@ -128,16 +122,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
-    """Write the folder that peft reads. The weights, which make it whole, come last."""
+    """Write the files that peft reads into `folder`. The weights, which make it whole, come last.
+
+    Raises TrinityError if the disk stays full, or the folder is not writable.
+    """
     from safetensors.torch import save_file
 
-    write_config(config, folder)
+    write_json(folder / CONFIG, config)
     named = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
-    temporary = folder / f".{WEIGHTS}"
-    when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
-    sync_file(temporary)
-    temporary.replace(folder / WEIGHTS)
-    sync_file(folder)
+    temporary = temporary_sibling(folder / WEIGHTS)
+    with clear_errors("writing", folder / WEIGHTS):
+        try:
+            when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
+            sync_file(temporary)
+            temporary.replace(folder / WEIGHTS)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_file(folder)
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
