@@ -30,11 +30,15 @@ LONGEST = (
     "flows/test_flows_whole.py",
     "chaos/test_chaos.py",
     "flows/test_flows_runs.py",
+    "test_wheel.py",
+    "runtime/test_runtime_ray_node.py",
     "rollout/test_rollout_serving_real.py",
-    "inference/test_inference_experts.py",
-    "flows/test_flows_up.py",
     "flows/test_flows_signals.py",
-    "runtime/test_nodes.py",
+    "tracking/test_tracking_outages.py",
+    "runtime/test_python_call.py",
+    "runtime/test_runtime_notice.py",
+    "studio/test_studio_page.py",
+    "test_contributing.py",
 )
 """Files that take longest (`pytest --durations=0`), the longest first."""
 

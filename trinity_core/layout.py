@@ -83,6 +83,11 @@ class JobLayout:
         return self.root / "run_identity.json"
 
     @property
+    def gpu_lock(self) -> Path:
+        """Locked by the side that has the GPU, where explorer and trainer share one."""
+        return self.root / ".gpu.lock"
+
+    @property
     def stages(self) -> Path:
         """JSON of a pipeline's stages: name -> the name of its run's folder, beside the pipeline's."""
         return self.root / "stages.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chaos.comparing import first_difference
-from chaos.killing import Kill
+from chaos.killing import ChaosRun, Kill
 from chaos.pipeline import STEPS, WARM_UP_STEPS, Undisturbed, pipeline
 
 from trinity_core.data.tiny import TinyFolders
@@ -53,3 +53,21 @@ def test_ten_kills_lose_nothing_and_change_no_weight(
     assert run.steps_of("trainer") == run.steps_of("explorer") == list(range(1, STEPS + 1))
     assert (tmp_path / "plugins/stopped").exists()
     assert max(line.metrics.get("engine_restarts", 0) for line in read_metrics(run.job)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_death_keeps_the_other_side_from_a_shared_gpu(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Engine and trainer take turns (on the CPU nothing moves). Each side dies, most likely while it has the GPU."""
+    kills = [Kill("trainer", 1, "syncing"), Kill("engine", 2, delay=0.2)]
+    turns = ("cluster.colocate=true", "synchronizer.sync_interval=2", "synchronizer.sync_timeout=120")
+    with ChaosRun(tmp_path, tiny_folders.model, tiny_folders.data, 4, overrides=turns) as run:
+        run.go(kills)
+    said = run.log.read_text()
+    assert (run.kills, run.attempts) == (2, 1), said
+    assert run.faults() == []
+    assert run.steps_of("trainer") == run.steps_of("explorer") == list(range(1, 5))
+    lines = read_metrics(run.job)
+    explored = {line.step: line.metrics for line in lines if line.source == "explorer"}
+    assert "timing_s/wake" in explored[3] and "timing_s/wake" not in explored[4], "a turn has two steps"
+    assert any("timing_s/reload" in line.metrics for line in lines if line.source == "trainer")

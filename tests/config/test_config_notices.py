@@ -102,11 +102,6 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
         ),
         (
             "gsm8k/gsm8k",
-            ("cluster.gpu_per_node=4", "trainer.ulysses_sequence_parallel_size=2", "trainer.worker_num=2"),
-            ["trainer.ulysses_sequence_parallel_size"],
-        ),
-        (
-            "gsm8k/gsm8k",
             ("data_processor.task_pipeline={inputs: [/d], num_process: 2}", f"{TASKS}.taskset.path=/d"),
             ["data_processor.task_pipeline.num_process"],
         ),

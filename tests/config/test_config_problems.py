@@ -21,7 +21,9 @@ SFT: dict[str, Any] = {
 }
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 BUFFER = "buffer.trainer_input.experience_buffer"
+EXTRA = "explorer.rollout_model.extra_engine_args"
 INPUT = "buffer.explorer_input"
+SEPARATE = "synchronizer.sync_method=checkpoint"
 STYLE = "synchronizer.sync_style=trainer_driven"
 
 
@@ -233,7 +235,29 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("explorer.env_vars={a: b, a: c}",), "explorer.env_vars.a", "duplicate-key", ""),
     (("model.model_path=${nope:1}",), "model.model_path", "unresolved", ""),
     (("model.custom_chat_template=a", "model.chat_template_path=b"), "model.chat_template_path", "two-spellings", ""),
-    (("cluster.gpu_per_node=1",), "explorer.rollout_model.engine_num", "conflict", ""),
+    (("cluster.gpu_per_node=1", "cluster.colocate=false"), "explorer.rollout_model.engine_num", "conflict", ""),
+    (("cluster.gpu_per_node=1", STYLE), "explorer.rollout_model.engine_num", "conflict", ""),
+    ((f"{EXTRA}.quantization=awq",), f"{EXTRA}.quantization", "invalid", ""),
+    ((f"{EXTRA}.max_num_batched_tokens=0",), f"{EXTRA}.max_num_batched_tokens", "invalid", ""),
+    ((f"{EXTRA}.async_scheduling=1",), f"{EXTRA}.async_scheduling", "invalid", ""),
+    ((f"{EXTRA}.quantisation=fp8",), f"{EXTRA}.quantisation", "unknown-key", "quantization"),
+    ((f"{EXTRA}.logprobs_mode=raw_logits",), f"{EXTRA}.logprobs_mode", "unsupported-key", ""),
+    ((f"{EXTRA}.max_model_len=99",), f"{EXTRA}.max_model_len", "conflict", ""),
+    ((f"{EXTRA}.enforce_eager=true",), f"{EXTRA}.enforce_eager", "conflict", ""),
+    ((f"{EXTRA}.speculative_config={{method: eagle}}",), f"{EXTRA}.speculative_config", "invalid", ""),
+    ((f"{EXTRA}.speculative_config={{method: ngram}}",), f"{EXTRA}.speculative_config", "invalid", ""),
+    ((f"{EXTRA}.quantization=fp8", "cluster.gpu_per_node=0"), f"{EXTRA}.quantization", "conflict", ""),
+    (
+        (f"{EXTRA}.quantization=fp8", "algorithm.rollout_correction=none"),
+        "algorithm.rollout_correction",
+        "conflict",
+        "",
+    ),
+    (("cluster.colocate=true",), "cluster.colocate", "conflict", ""),
+    (("cluster.colocate=true", "cluster.gpu_per_node=1", STYLE), "cluster.colocate", "conflict", ""),
+    (("cluster.colocate=true", "cluster.gpu_per_node=0", "mode=explore", SEPARATE), "cluster.colocate", "conflict", ""),
+    (("cluster.colocate=true", "cluster.gpu_per_node=0", "trainer.worker_num=2"), "cluster.colocate", "conflict", ""),
+    (("cluster.colocate=true", "cluster.gpu_per_node=1", "trainer.zero_stage=3"), "cluster.colocate", "conflict", ""),
     (("explorer.rollout_model.engine_num=3",), "explorer.rollout_model.engine_num", "conflict", ""),
     (("trainer.worker_num=2",), "trainer.worker_num", "conflict", ""),
     (

@@ -257,12 +257,6 @@ def test_a_micro_batch_always_holds_one_sequence() -> None:
     assert settings.max_tokens == 2048
 
 
-def test_sequence_parallel_size_has_no_effect() -> None:
-    overrides = ("trainer.max_token_len_per_gpu=100", "algorithm.algorithm_type=ppo")
-    plain, shared = made(*overrides), made(*overrides, "trainer.ulysses_sequence_parallel_size=2")
-    assert train_settings(shared) == train_settings(plain)
-
-
 def test_token_sums_are_divided_by_the_longest_response() -> None:
     assert made("algorithm.algorithm_type=dr_grpo").algorithm.loss_agg_mode_args == {"normalizer": 1024}
     given = made("algorithm.algorithm_type=dr_grpo", "algorithm.loss_agg_mode_args={normalizer: 7}")

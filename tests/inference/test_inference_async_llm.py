@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.errors import DataError
+from trinity_core.config.engine_args import OWN, REASONS, SAFE
+from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
@@ -87,6 +88,49 @@ def test_failed_load_leaves_generation_paused(load):
     version, asked, error = load(fault="out of memory")
     assert version == 3 and "out of memory" in str(error)
     assert "resume_generation" not in asked
+
+
+def test_an_engine_that_shares_its_gpu_starts_asleep_and_shows_what_it_holds(monkeypatch, tiny_folder):
+    """Level 1 keeps the weights, of which every wake shows the digests."""
+    held = [{"w": 1}]
+
+    class Sleeper(Vllm):
+        async def collective_rpc(self, verb, **_):
+            self.asked.append(verb)
+            return list(held)
+
+        async def sleep(self, level, mode):
+            self.asked.append(f"sleep {level} {mode}")
+
+    vllm = Sleeper()
+    engine = AsyncLLMEngine(EngineSettings(str(tiny_folder), 100, on_gpu=True, sleeps=True))
+
+    async def start():
+        engine._engine = vllm
+
+    monkeypatch.setattr(engine, "_start", start)
+
+    async def main():
+        await engine.start()
+        assert vllm.asked == ["parameter_digests", "sleep 1 abort"]
+        await engine.wake()
+        await engine.wake()
+        assert vllm.asked[2:] == ["wake_up", "parameter_digests"]
+        await engine.sleep()
+        held[0] = {"w": 2}
+        with pytest.raises(WeightSyncError, match="parameter w "):
+            await engine.wake()
+
+    asyncio.run(main())
+
+
+def test_arguments_that_may_be_given_are_vllms():
+    from dataclasses import fields
+
+    from vllm import EngineArgs
+
+    known = {field.name for field in fields(EngineArgs)}
+    assert {*SAFE, *OWN, *REASONS} <= known, {*SAFE, *OWN, *REASONS} - known
 
 
 def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_folder):

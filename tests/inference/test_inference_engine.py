@@ -95,6 +95,27 @@ def test_cache_reset_makes_the_engine_recompute_prompts(tiny_engine, monkeypatch
     assert cached_tokens == [0, 3 * CPU_BLOCK_TOKENS, 0]
 
 
+def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
+    """On the CPU sleeping frees nothing, but whoever asks a sleeping engine is told so, as is who wakes another one."""
+    [before] = generate(tiny_engine, requests(1, name="before"))
+
+    async def nap():
+        await tiny_engine.sleep()
+        for asked in (tiny_engine.generate(requests(1)), tiny_engine._load(WeightSource("folder", "x"), 0)):
+            with pytest.raises(AssertionError, match="sleeps"):
+                await asked
+        await tiny_engine.wake()
+
+    asyncio.run(nap())
+    [after] = generate(tiny_engine, requests(1, name="after"))
+    assert after.tokens.tolist() == before.tokens.tolist()
+    asyncio.run(tiny_engine.sleep())
+    [held] = tiny_engine._asleep
+    tiny_engine._asleep = [held | {"model.norm.weight": 1}]
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
+        asyncio.run(tiny_engine.wake())
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
 def test_logprobs_match_the_trainers(tiny_engine, tiny_model, temperature):
     wanted = requests(8, Sampling(max_tokens=12, temperature=temperature))

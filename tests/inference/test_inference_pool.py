@@ -111,6 +111,61 @@ def test_other_engines_take_over_from_a_lost_one():
     assert {request.key.split("/")[0] for call in living.calls for request in call} == {"w0", "w1"}
 
 
+def test_requests_wait_while_the_engines_sleep():
+    engines = [FakeEngine(), FakeEngine(name="second")]
+
+    async def main():
+        pool = await started(*engines, sleeps=True)
+        early = asyncio.create_task(pool.generate(ask("early")))
+        await asyncio.sleep(0.01)
+        assert not any(engine.calls for engine in engines)
+        await pool.wake()
+        await early
+        await pool.sleep()
+        late = asyncio.create_task(pool.generate(ask("late")))
+        await asyncio.sleep(0.01)
+        assert not late.done()
+        await pool.wake()
+        await late
+
+    asyncio.run(main())
+    assert engines[0].turns == ["wake", "generate", "sleep", "wake", "generate"]
+    assert engines[1].turns == ["wake", "sleep", "wake"]
+
+
+@pytest.mark.parametrize("lost_in", ["wake", "sleep", "generate"])
+def test_an_engine_lost_in_any_part_of_its_turn_is_replaced(lost_in):
+    """The new one is awake with the same weights while the others are, and sleeps with them."""
+
+    class Weak(FakeEngine):
+        async def wake(self):
+            await super().wake()
+            if lost_in == "wake":
+                raise EngineLost("gone")
+
+        async def sleep(self):
+            await super().sleep()
+            if lost_in == "sleep":
+                raise EngineLost("gone")
+
+    engine = Weak(dies_in=(0,) if lost_in == "generate" else ())
+
+    async def main():
+        pool = await started(engine, sleeps=True)
+        await pool.wake()
+        await pool.load(SOURCE, 7)
+        samples = await pool.generate(ask("w"))
+        await pool.sleep()
+        return samples
+
+    samples = asyncio.run(main())
+    assert samples[0].versions.tolist() == [7, 7, 7]
+    [heir] = engine.heirs
+    assert heir.loaded == [(SOURCE, 7)] and engine.stopped
+    generates = ["generate"] * (lost_in != "sleep")
+    assert heir.turns == ["wake", *generates, "sleep"]
+
+
 def test_too_many_lost_engines_raise_a_transient_fault():
     engine = FakeEngine(dies_in=(0,))
 

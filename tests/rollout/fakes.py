@@ -31,6 +31,8 @@ class FakeEngine:
     """The number of `generate` calls before each `reset_prefix_cache`."""
     version: int = 0
     stopped: bool = False
+    turns: list[str] = field(default_factory=list)
+    """`wake`, `sleep` and `generate`, in order."""
     heirs: list[FakeEngine] = field(default_factory=list)
 
     async def start(self) -> float:
@@ -40,6 +42,7 @@ class FakeEngine:
 
     async def generate(self, requests) -> SampleBatch:
         number = len(self.calls)
+        self.turns.append("generate")
         self.calls.append(list(requests))
         await asyncio.sleep(self.seconds)
         if number in self.hangs_in:
@@ -63,6 +66,12 @@ class FakeEngine:
         self.loaded.append((source, version))
         self.version = version
         return WeightSyncReport(version, 0.01, 1e-6)
+
+    async def wake(self) -> None:
+        self.turns.append("wake")
+
+    async def sleep(self) -> None:
+        self.turns.append("sleep")
 
     async def reset_prefix_cache(self) -> None:
         self.cache_resets.append(len(self.calls))

@@ -21,6 +21,7 @@ from trinity_core.data.task import Task
 from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.layout import JobLayout
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
@@ -31,6 +32,7 @@ from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
+from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import VersionGone
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
@@ -207,6 +209,75 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
     assert (progress["step"], progress["state"]) == (1, "waiting for version 1")
     words = r"waits for version 1 of the trainer, \d+ s so far; no trainer has been seen yet"
     assert re.fullmatch(words, progress["waits"])
+
+
+def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
+    """With interval 2: two steps in a turn. Between the turns the trainer has the GPU, and the engine sleeps."""
+    sync = {"sync_method": "checkpoint", "sync_interval": 2, "sync_timeout": 30}
+    settings = config(synchronizer=sync, cluster={"gpu_per_node": 0, "colocate": True})
+    trainer, held = SharedGpu(JobLayout(settings.job_dir).gpu_lock, "trainer"), []
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while stored(settings).stats().ready < 12:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(trainer.acquire, 10, lambda: False)
+        held.append(list(engine.turns))
+        publish(settings, 2)
+        while (await explorer.progress())["state"] != "waiting for the GPU":
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        held.append(list(engine.turns))
+        waits = (await explorer.progress())["waits"]
+        trainer.release()
+        summary = await running
+        assert await asyncio.to_thread(trainer.acquire, 0, lambda: False), "at its end it leaves the GPU"
+        return waits, summary
+
+    waits, summary = asyncio.run(main())
+    assert (summary["step"], summary["version"]) == (4, 2)
+    turn = ["wake", "generate", "generate", "sleep"]
+    assert held == [turn, turn] and engine.turns == [*turn, *turn]
+    assert "trainer (process" in waits
+    steps = [line.metrics for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert "timing_s/wake" in steps[0] and "timing_s/sleep" in steps[2]
+
+
+@pytest.mark.parametrize("end", ["stop", "finish", "rewind", "never"])
+def test_a_wait_for_the_shared_gpu_ends(config, engine, end):
+    """When the run is stopped, when the trainer has finished or went back, and after `sync_timeout`."""
+    timeout = 2 if end == "never" else 30
+    sync = {"sync_method": "checkpoint", "sync_timeout": timeout}
+    settings = config(synchronizer=sync, cluster={"gpu_per_node": 0, "colocate": True})
+    trainer = SharedGpu(JobLayout(settings.job_dir).gpu_lock, "trainer")
+
+    async def main():
+        await asyncio.to_thread(trainer.acquire, 10, lambda: False)
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while (await explorer.progress())["state"] != "waiting for the GPU":
+            await asyncio.sleep(0.02)
+        if end == "stop":
+            await explorer.stop()
+        elif end == "finish":
+            with stored(settings) as store:
+                store.begin("trainer", 1)
+                store.commit(1)
+        elif end == "rewind":
+            stored(settings).rewind(0)
+            await asyncio.sleep(0.5)
+            trainer.release()
+            while not engine.calls:
+                await asyncio.sleep(0.02)
+            await explorer.stop()
+        return await running
+
+    if end == "never":
+        with pytest.raises(TransientFault, match=r"explorer .*2 s .*trainer"):
+            asyncio.run(main())
+    else:
+        assert asyncio.run(main())["step"] == int(end == "rewind")
 
 
 def finished_trainer(settings):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from preflight_configs import config_of
 
+from trinity_core.config import load_config
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight.checks import shared_memory_shortage, shortages
+from trinity_core.runtime.preflight.needs import size, total
 from trinity_core.runtime.preflight.resource_estimate import Room
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
@@ -25,6 +27,8 @@ MILLIONS = {"Qwen3-0.6B": 596, "Qwen2.5-1.5B": 1_544, "Qwen2.5-7B": 7_616, "Qwen
 FSDP = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
 REFERENCE = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload=true"
 OFFLOAD = (f"{FSDP}.optimizer_offload=true", REFERENCE)
+APART = "cluster.colocate=false"
+"""Engine and trainer are on the GPU at once."""
 SHARES = "explorer.rollout_model.gpu_memory_utilization"
 ENGINES = "explorer.rollout_model.engine_num"
 PARALLEL = "explorer.rollout_model.tensor_parallel_size"
@@ -52,11 +56,16 @@ def planned(tmp_path: Path, model: str, gpus: int, gpu_gib: int, *overrides: str
 @pytest.mark.parametrize(
     ("model", "gpus", "gpu_gib", "host_gib", "overrides", "fits"),
     [
-        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.3",), True),
-        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.7",), False),  # the engine's share and the trainer's 12 bytes a weight
-        ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.3",), False),  # 12 bytes a weight alone are 17 GiB
+        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.3", APART), True),
+        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.7", APART), False),  # the share and the trainer's 12 bytes a weight
+        ("Qwen3-0.6B", 1, 24, 64, (), True),  # one at a time
+        ("Qwen2.5-1.5B", 1, 24, 64, (), False),  # 12 bytes a weight alone are 17 GiB
+        ("Qwen2.5-1.5B", 1, 24, 64, OFFLOAD, True),
+        ("Qwen2.5-1.5B", 1, 24, 32, OFFLOAD, False),  # 18 bytes a weight on the host, and the sleeping engine
+        ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.99", *OFFLOAD), False),  # no room for the resting trainer's context
+        ("Qwen2.5-7B", 1, 80, 256, OFFLOAD, True),
         ("Qwen2.5-1.5B", 2, 80, 256, (), True),
-        ("Qwen2.5-7B", 1, 24, 128, (f"{SHARES}=0.6", *OFFLOAD), False),  # 28 GiB of gradients
+        ("Qwen2.5-7B", 1, 24, 256, OFFLOAD, False),  # 28 GiB of gradients
         ("Qwen2.5-7B", 2, 80, 512, (), False),  # 12 bytes a weight alone are 85 GiB
         ("Qwen2.5-7B", 2, 80, 512, OFFLOAD, True),
         ("Qwen2.5-7B", 8, 80, 1024, (f"{ENGINES}=4",), True),  # four trainer workers, ZeRO 2
@@ -86,9 +95,28 @@ def test_published_weights_are_compared_with_shared_memory(tmp_path: Path) -> No
 
 def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> None:
     cache = "explorer.rollout_model.kv_cache_gib"
-    engine, trainer = planned(tmp_path, "Qwen3-0.6B", 1, 24, f"{SHARES}=0.7", f"{cache}=4").processes
+    both = (f"{SHARES}=0.7", APART)
+    engine, trainer = planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=4").processes
     assert engine.memory is not None and trainer.memory is not None
     assert {need.what: need.bytes for need in engine.memory}["KV cache"] == 4 * GIB
     room = Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)
-    assert not list(shortages(planned(tmp_path, "Qwen3-0.6B", 1, 24, f"{SHARES}=0.7", f"{cache}=4"), room))
-    assert list(shortages(planned(tmp_path, "Qwen3-0.6B", 1, 24, f"{SHARES}=0.7", f"{cache}=0.1"), room))
+    assert not list(shortages(planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=4"), room))
+    assert list(shortages(planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=0.1"), room))
+
+
+def test_the_recipe_for_one_gpu_says_what_the_plan_says(tmp_path: Path) -> None:
+    """configs/gsm8k/one_gpu.yaml: every amount of its head is the plan's, and 24 GiB are enough."""
+    recipe = Path(__file__).parents[2] / "configs/gsm8k/one_gpu.yaml"
+    planned(tmp_path, "Qwen2.5-1.5B", 1, 24)  # writes the model's shape
+    (plan,) = plans_of(load_config(recipe, [f"model.model_path={tmp_path}"]), Machine(8, 1), 24 * GIB)
+    assert not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)))
+    told = {line.split(":")[0].strip("# "): line for line in recipe.read_text().splitlines() if " GiB" in line}
+    amounts = {}
+    for each in plan.processes:
+        assert each.memory is not None
+        side = each.kind.split()[0]
+        amounts |= {f"{side} on the GPU": total(each.memory), f"{side} in memory": total(each.host)}
+        amounts |= {f"{side}'s {need.what}": need.bytes for need in each.memory if len(each.memory) > 1}
+    assert told.keys() <= amounts.keys() and len(told) >= 6
+    for name, line in told.items():
+        assert f" {size(amounts[name])}" in line, name

@@ -32,6 +32,7 @@ from trinity_core.runtime.preflight.trainer_memory import (
     layer_bytes,
     logit_bytes,
     micro_batches,
+    shared_micro_batches,
     trainer_needs,
 )
 from trinity_core.training.lora import add_adapter
@@ -110,6 +111,14 @@ def test_micro_batches_are_those_of_the_trainer():
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
     )
     assert (made.count, made.tokens, made.rows) == (2, 816, 16)
+
+
+def test_workers_share_the_tokens_of_a_sequence():
+    config = config_of("trainer.max_token_len_per_gpu=408", "trainer.ulysses_sequence_parallel_size=2")
+    settings = train_settings(config)
+    whole, part = micro_batches(config, settings, 1), shared_micro_batches(config, settings, 2, 2)
+    assert (whole.tokens, part.tokens, part.targets) == (408, 408, 320), "of two groups, half of each"
+    assert shared_micro_batches(config, settings, 1, 1) == whole
 
 
 def state(stage: int, workers: int, width: int = 4, **more) -> dict[str, int]:

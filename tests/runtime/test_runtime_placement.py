@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.placement import Machine, components_of, flow_of, place, sync_method, threads, weakest
+from trinity_core.inference.settings import policy_engine
+from trinity_core.runtime.placement import (
+    Machine,
+    components_of,
+    flow_of,
+    place,
+    runners,
+    sync_method,
+    threads,
+    weakest,
+)
 
 TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
 
@@ -84,12 +94,39 @@ def test_an_engine_does_not_span_nodes() -> None:
 
 def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
     with pytest.raises(TrinityError, match="leaves 0 for at least 1 trainer"):
-        place(configured(), Machine(cpus=8, gpus=1))
-    config = configured(explorer={"rollout_model": {"gpu_memory_utilization": 0.5}})
+        place(configured(cluster={"colocate": False}), Machine(cpus=8, gpus=1))
+    half = {"rollout_model": {"gpu_memory_utilization": 0.5}}
+    config = configured(explorer=half, cluster={"colocate": False})
     placed = place(config, Machine(cpus=8, gpus=1))
     assert (placed.engine_gpus, placed.trainer_gpus, placed.shares_gpu) == (0.5, 0.5, True)
     assert not place(config, Machine(8, 2)).shares_gpu and not place(config, Machine(8, 0)).shares_gpu
     assert sync_method(config, placed)[0] == "memory"
+
+
+def test_on_a_single_gpu_engine_and_trainer_take_turns() -> None:
+    """By default where the run is synchronous; on the CPU, where nothing is gained, only if it is asked for."""
+    one, none = Machine(cpus=8, gpus=1), Machine(cpus=8, gpus=0)
+    placed = place(configured(synchronizer={"sync_interval": 2}), one)
+    assert (placed.engine_gpus, placed.trainer_gpus, placed.colocated, placed.in_turn) == (0.5, 0.5, True, True)
+    assert sync_method(configured(), placed)[0] == "memory"
+    style = {"sync_style": "trainer_driven"}
+    with pytest.raises(TrinityError, match="leaves 0"):
+        place(configured(synchronizer=style), one)
+    with pytest.raises(TrinityError, match="leaves 0"):
+        place(configured(trainer={"zero_stage": 3}), one)
+    assert not place(configured(), Machine(8, 2)).colocated and not place(configured(), none).colocated
+    asked = configured(cluster={"colocate": True})
+    with pytest.raises(TrinityError, match=r"cluster.colocate .* 2 GPUs"):
+        place(asked, Machine(8, 2))
+    assert place(asked, none).colocated and policy_engine(asked, on_gpu=True).sleeps
+    assert not place(asked.with_values({"mode": "bench"}), one).colocated, "there is no trainer"
+
+
+def test_a_gpu_engine_gets_as_many_workflows_as_fill_it() -> None:
+    gpu, cpu = (place(configured(), Machine(8, gpus)) for gpus in (2, 0))
+    assert runners(configured(), gpu) == 256 // 4 and runners(configured(), cpu) == 8
+    assert runners(configured(explorer={"runner_per_model": 3}), gpu) == 3
+    assert runners(configured(explorer={"rollout_model": {"max_num_seqs": 4}}), gpu) == 8
 
 
 def test_supervised_runs_use_no_engine() -> None:

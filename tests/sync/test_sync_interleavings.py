@@ -40,6 +40,8 @@ class Run:
     """Explorers or trainers that die, in all."""
     whole: int = 0
     """Explore steps that a train step takes in place of `batch` rows."""
+    colocated: bool = False
+    """Fixed style: explorer and trainer share a GPU (`sync/shared_gpu.py`)."""
     sequences: tuple[int, ...] = ()
     """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
 
@@ -94,6 +96,10 @@ class State:
     """Fixed style: the older versions that the checkpoint holds."""
     inexact: bool = False
     """Whether an explore step began with another version than the one that was due."""
+    gpu: str = ""
+    """Who has the shared GPU: `explorer`, `trainer`, or nobody."""
+    down: bool = False
+    """Colocated: the trainer died, and takes up its checkpoint once it has the GPU."""
 
     @property
     def leased(self) -> int:
@@ -119,11 +125,29 @@ def explorer_edges(run: Run, state: State, index: int) -> Edges:
             yield "late", put(run, with_explorer(state, index, lost=""), index)
         return
     if state.crashes < run.crashes and me.done < run.steps:
-        yield "crash", replace(with_explorer(state, index, lost="silent"), crashes=state.crashes + 1)
+        lost = with_explorer(state, index, lost="silent")
+        yield "crash", replace(lost, crashes=state.crashes + 1, gpu=without("explorer", state))
     if me.begun is not None:
         yield "put", put(run, state, index)
     elif me.done < run.steps and state.leased < run.train_steps:
-        yield "begin", begin(run, state, index)
+        yield from on_shared_gpu(run, state, begin(run, state, index), index)
+    elif state.gpu == "explorer":
+        yield "leave", replace(state, gpu="")
+
+
+def without(side: str, state: State) -> str:
+    """Who has the GPU once `side` has given it up, or has died."""
+    return "" if state.gpu == side else state.gpu
+
+
+def on_shared_gpu(run: Run, state: State, after: State, index: int) -> Edges:
+    """A step begins only with the GPU, and an explorer that waits for a version gives it up."""
+    if not run.colocated:
+        yield "begin", after
+    elif after.explorers[index].begun is None:
+        yield "begin", replace(after, gpu=without("explorer", state))
+    elif state.gpu != "trainer":
+        yield "begin", replace(after, gpu="explorer")
 
 
 def begin(run: Run, state: State, index: int) -> State:
@@ -166,15 +190,20 @@ def nothing_more_comes(run: Run, state: State) -> bool:
 
 
 def trainer_edges(run: Run, state: State) -> Edges:
+    if state.down:
+        if not state.gpu:
+            yield "resume", rewound(run, replace(state, gpu="trainer", down=False))
+        return
     if state.crashes < run.crashes and state.leased:
-        crashed = replace(state, crashes=state.crashes + 1)
-        yield "crash", rewound(run, crashed)
+        crashed = replace(state, crashes=state.crashes + 1, gpu=without("trainer", state))
+        yield "crash", replace(crashed, down=True) if run.colocated else rewound(run, crashed)
         if run.style == "fixed":
             yield "crash", rewound(run, all_lost(crashed))
             if not state.training and state.trained > state.committed:
                 yield "crash", rewound(run, all_lost(checkpoint(run, crashed)))
     if state.training:
-        yield "train", trained(run, state)
+        if not run.colocated or state.gpu != "explorer":
+            yield "train", trained(run, replace(state, gpu="trainer" if run.colocated else ""))
     elif state.trained < run.train_steps:
         fresh = tuple(row for row in state.queue if row[2] >= state.trained - run.bound.max_staleness)
         dropped = state.dropped or len(fresh) < len(state.queue)
@@ -185,6 +214,10 @@ def trainer_edges(run: Run, state: State) -> Edges:
             batch, rest = fresh[:taken], fresh[taken:]
             leased = replace(state, queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
             yield "lease" if batch else "empty", leased
+        elif state.gpu == "trainer":
+            yield "wait", replace(state, gpu="")
+    elif state.gpu == "trainer":
+        yield "finish", replace(state, gpu="")
 
 
 def trained(run: Run, state: State) -> State:
@@ -217,7 +250,7 @@ def checkpoint(run: Run, state: State) -> State:
 def all_lost(state: State) -> State:
     """Every process has ended, and shared memory with them; they are started again."""
     explorers = tuple(replace(explorer, lost="") for explorer in state.explorers)
-    return replace(state, explorers=explorers, loadable=())
+    return replace(state, explorers=explorers, loadable=(), gpu="")
 
 
 def rewound(run: Run, state: State) -> State:
@@ -335,6 +368,26 @@ def test_fixed_style_is_exact_and_keeps_its_own_bound(interval, offset):
             found = check(run)
             assert not any(state.dropped for state in found), run
             assert not any(state.inexact for state in found), run
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_sides_that_share_a_gpu_never_wait_for_each_other_forever(interval, offset):
+    """Whoever dies, and when: one side works at a time, and each explore step has the version that is due."""
+    for crashes, save_every in ((0, 2), (1, 2), (2, 3)):
+        for rows, batch, whole in ((2, 2, 0), (1, 2, 0), (2, 3, 0), (2, 2, 1)):
+            saving = {"crashes": crashes, "save_every": save_every, "whole": whole, "colocated": True}
+            run = Run("fixed", interval, offset, 0, rows, batch, steps=5, **saving)
+            found = check(run)
+            for state in found:
+                assert state.gpu != "trainer" or state.explorers[0].begun is None or state.explorers[0].lost, run
+                assert not state.dropped and not state.inexact, run
+
+
+def test_a_side_that_kept_the_gpu_while_it_waits_would_deadlock(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "without", lambda side, state: state.gpu)
+    with pytest.raises(AssertionError, match="cannot end"):
+        check(Run("fixed", colocated=True))
 
 
 SEQUENCES = [(2, 5, 1, 3, 4, 2), (3, 3, 3, 3, 3, 3), (4, 0, 3, 0, 0, 2)]

@@ -13,12 +13,15 @@ from ports import free_port
 
 from trinity_core.addresses import interface_of
 from trinity_core.errors import TrinityError
-from trinity_core.training.distributed import join, meeting_point, uses_gpu
+from trinity_core.training.distributed import Ranks, SequenceGroup, join, meeting_point, uses_gpu
+from trinity_core.training.packing import ATTENTION
+from trinity_core.training.policy import load_causal_lm
+from trinity_core.training.sequence_parallel import install, split_sequences
 
 pytestmark = pytest.mark.slow
 
 
-def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), **offload):
+def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), sharing=1, **offload):
     config = {
         "name": name,
         "mode": "train",
@@ -26,7 +29,7 @@ def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), **off
         "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"gpu_per_node": 0},
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
-        "trainer": {"zero_stage": stage, "dtype": dtype},
+        "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
     }
     config["model"]["lora_configs"] = list(lora)
     if offload:
@@ -46,6 +49,7 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
     cases += [_case(f"half{stage}", stage, tiny_model, dtype="bfloat16") for stage in (2, 3)]
     cases += [_case("offloaded2", 2, tiny_model, optimizer_offload=True)]
     cases += [_case("offloaded3", 3, tiny_model, optimizer_offload=True, param_offload=True)]
+    cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, 10_000))]
     adapter = [{"lora_rank": 4, "lora_alpha": 12}]
     cases += [_case(f"adapter{stage}", stage, tiny_model, lora=adapter) for stage in (1, 2, 3)]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
@@ -87,6 +91,17 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
     again = alone.step(make_batch(3), 3)
     assert again["actor/final_loss"] == pytest.approx(following["actor/final_loss"], abs=1e-5)
     assert again["actor/grad_norm"] == pytest.approx(following["actor/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("attention", "size"), [(ATTENTION, 3), ("sdpa", 2)])
+def test_sequences_are_shared_where_heads_can_be(tiny_model, attention, size):
+    """The model has two heads of queries and one of keys."""
+    lm = load_causal_lm(str(tiny_model), torch.float32)
+    lm.set_attn_implementation(attention)
+    with pytest.raises(TrinityError, match="ulysses_sequence_parallel_size"):
+        install(lm, SequenceGroup(0, size, None))
+    with pytest.raises(TrinityError, match="3 trainer worker"):
+        split_sequences(Ranks(0, 3, torch.device("cpu")), 2)
 
 
 def test_a_rank_does_not_train_on_the_cpu_for_want_of_its_gpu(monkeypatch):

@@ -85,7 +85,9 @@ def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_dead_process_and_failed_copy_are_errors_of_the_run(tmp_path: Path) -> None:
+def test_a_dead_process_is_replaced_once_and_failed_copies_are_errors_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = one_rank()
     with writer.start(1, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
@@ -97,11 +99,18 @@ def test_dead_process_and_failed_copy_are_errors_of_the_run(tmp_path: Path) -> N
     writer.until_written()
     os.kill(writer._worker.process.pid, signal.SIGKILL)
     with writer.start(3, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
+        copying.file("a.pt", named(a=torch.full((1,), 3.0)))
+    writer.until_written()
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["a"] == 3.0
+    (tmp_path / "dying.py").write_text("import os\nclass Dying:\n    def write(self, *args): os._exit(7)\n")
+    monkeypatch.setattr(saving, "TARGET", f"{tmp_path / 'dying.py'}:Dying")
+    writer._worker.kill()
+    with writer.start(4, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
-    with pytest.raises(TransientFault, match=r"step 3 .*exit code -9"):
+    with pytest.raises(TransientFault, match=r"step 4 .*exit code 7"):
         writer.until_written()
     assert writer.failed
-    with pytest.raises(ZeroDivisionError), writer.start(4, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None):
+    with pytest.raises(ZeroDivisionError), writer.start(5, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None):
         1 / 0  # noqa: B018 - while the state is copied
     writer.let_go()
     assert writer._written is None

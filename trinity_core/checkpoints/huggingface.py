@@ -6,6 +6,7 @@ import hashlib
 from contextlib import ExitStack
 from pathlib import Path
 
+from trinity_core.checkpoints.beginning import other_beginning
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 
@@ -14,6 +15,11 @@ def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
     """The Hugging Face folder of a checkpoint, converted if it has not been; that of an adapter without `merge`."""
     from trinity_core.checkpoints.convert import convert
 
+    if not merge and (began := other_beginning(config.job_dir, step, config.model.model_path)) is not None:
+        raise TrinityError(
+            f"the checkpoint of step {step} in {config.job_dir} belongs to {began.model} as it was when the run began; "
+            f"model.model_path is {config.model.model_path}: give the model that it began with"
+        )
     return convert(config.job_dir / f"global_step_{step}", Path(config.model.model_path), merge)
 
 

@@ -77,9 +77,9 @@ class ShardProcess(ShardWriter):
     """The same in a process of its own. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
 
     def __init__(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         import torch
 
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         torch.set_num_threads(1)
 
 

@@ -90,7 +90,6 @@ def _unread(config: Config) -> list[str]:
         "explorer.max_refill_rounds": config.explorer.max_refill_rounds > 0 and config.mode not in ("both", "explore"),
         "service.data_juicer": config.service.data_juicer is not None and not _asks_data_juicer(config),
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
-        "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),

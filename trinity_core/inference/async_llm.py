@@ -86,6 +86,14 @@ class AsyncLLMEngine(Engine):
         """See `Engine.abort`."""
         await self._vllm.abort(list(keys))
 
+    async def _sleep(self) -> None:
+        async with self._changing:
+            await self._vllm.sleep(level=1, mode="abort")
+
+    async def _wake(self) -> None:
+        async with self._changing:
+            await self._vllm.wake_up()
+
     async def _load(self, source: WeightSource, version: int) -> None:
         """Generation pauses meanwhile; after a failure while loading it stays paused, since what the workers hold is
         then unknown."""

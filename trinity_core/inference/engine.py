@@ -24,7 +24,7 @@ from trinity_core.inference.requests import Request, Sample, SampleBatch, Weight
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
-from trinity_core.sync.parameter_check import RankDigests, verify_parameters
+from trinity_core.sync.parameter_check import RankDigests, verify_parameters, verify_unchanged
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.sync.weight_check import TOLERANCES, verify_weights
 from trinity_core.tracking.logs import Logged, start_log
@@ -57,6 +57,8 @@ class Engine(ABC):
         """Tokens of the samples that are complete."""
         self._checked: tuple[int, RankDigests] = (0, ())
         """The version that was checked last, and the digests of the parameters then."""
+        self._asleep: RankDigests | None = None
+        """While the engine sleeps: the digests of its parameters when it fell asleep."""
 
     async def start(self) -> float:
         """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
@@ -72,7 +74,24 @@ class Engine(ABC):
             await self._start()
             if self.settings.lora_rank:
                 await self._load(WeightSource("folder", self.settings.adapter_path), self.version)
+            if self.settings.sleeps:
+                await self.sleep()
         return time.perf_counter() - began
+
+    async def sleep(self) -> None:
+        """Leave the GPU's memory to others until `wake`; requests in flight are aborted. Weights go to the machine's
+        memory, the KV cache is dropped."""
+        if self._asleep is None:
+            asleep = await self._parameter_digests()
+            await self._sleep()
+            self._asleep = asleep
+
+    async def wake(self) -> None:
+        """Take the GPU's memory back. Raises `WeightSyncError` if a parameter is not what it was before `sleep`."""
+        if self._asleep is not None:
+            await self._wake()
+            before, self._asleep = self._asleep, None
+            verify_unchanged(self.version, before, await self._parameter_digests())
 
     async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
         """Its settings, and if it is a Ray actor, the options of one that takes its place."""
@@ -125,7 +144,8 @@ class Engine(ABC):
             self._checked = (version, ranks)
         if (check := versions.check(version)) is None:
             return None
-        tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
+        engine = "fp8" if self.settings.is_lossy else self.settings.compute_dtype
+        tolerance = max(check.allowed, TOLERANCES[engine])
         return verify_weights(check, await self.score(check.tokens), tolerance)
 
     @abstractmethod
@@ -171,6 +191,14 @@ class Engine(ABC):
         self._loads += 1
         self._adapter = vllm_types.lora_request(self.settings, self._loads)
         self.version = version
+
+    @abstractmethod
+    async def _sleep(self) -> None:
+        """Free the GPU's memory; on the CPU, refuse work from now on."""
+
+    @abstractmethod
+    async def _wake(self) -> None:
+        """Undo `_sleep`."""
 
     @abstractmethod
     async def _load(self, source: WeightSource, version: int) -> None:

@@ -80,6 +80,7 @@ class InProcessEngine(Engine):
 
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """See `Engine.generate`. All requests enter vLLM between the same two steps."""
+        assert self._asleep is None, "the engine sleeps"
         if not requests:
             return SampleBatch.pack([])
         call = _Call(Future(), [None] * len(requests), len(requests))
@@ -89,7 +90,15 @@ class InProcessEngine(Engine):
         """See `Engine.abort`; returns before the stepping thread has seen it. The samples are empty."""
         self._jobs.put(lambda: self._abort(keys))
 
+    async def _sleep(self) -> None:
+        """vLLM has no sleep on the CPU: memory stays, but whatever is asked for meanwhile is a fault of the caller."""
+        await self._call(lambda: self._abort(list(self._waiting)))
+
+    async def _wake(self) -> None:
+        """Nothing was given up."""
+
     async def _load(self, source: WeightSource, version: int) -> None:
+        assert self._asleep is None, "the engine sleeps"
         await asyncio.to_thread(check_there, source.method, source.path, version)  # generation goes on meanwhile
         await self._call(lambda: self._receive(source, version))
 

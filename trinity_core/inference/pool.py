@@ -72,6 +72,8 @@ class EnginePool:
     model_path: str
     """The model folder with which a replacement starts."""
     max_restarts: int = MAX_RESTARTS
+    sleeps: bool = False
+    """Its engines start asleep. While they sleep, between `sleep` and `wake`, requests wait."""
     patience: float = PATIENCE
     load_seconds: float = LOAD_SECONDS
     restarts: int = 0
@@ -89,6 +91,11 @@ class EnginePool:
     """By key: streamed requests in flight."""
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        if not self.sleeps:
+            self._awake.set()
 
     async def start(self) -> None:
         """Start all engines at once. Raises what the first failing one raises."""
@@ -136,6 +143,7 @@ class EnginePool:
         """
         while True:
             self.check()
+            await self._awake.wait()
             slot = min(self._slots, key=lambda one: (one.replacing is not None, one.load + one.scoring))
             if slot.replacing is not None:
                 await asyncio.wait([slot.replacing], timeout=START_SECONDS)
@@ -151,6 +159,7 @@ class EnginePool:
 
     async def _samples(self, requests: Sequence[Request], growth: GrowingSample | None = None) -> list[Sample]:
         self.check()
+        await self._awake.wait()
         loop = asyncio.get_running_loop()
         self._may_have_cached = True
         pending = PendingRequests(requests, loop.create_future(), growth)
@@ -182,6 +191,34 @@ class EnginePool:
         reports = await asyncio.gather(*(self._load(slot) for slot in self._slots))
         self._may_have_cached = any(slot.load for slot in self._slots)
         return max(reports, key=lambda report: report.seconds)
+
+    async def wake(self) -> None:
+        """Wake all engines; a lost one is replaced. Raises what `Engine.wake` raises."""
+        await asyncio.gather(*(self._wake(slot) for slot in self._slots))
+        self._awake.set()
+
+    async def _wake(self, slot: _Slot) -> None:
+        try:
+            await _answer(slot, slot.handle.wake(), self.load_seconds, "woken up")
+        except EngineLost as lost:
+            self._replace(slot, lost)
+        if slot.replacing is not None:
+            await slot.replacing
+
+    async def sleep(self) -> None:
+        """Put all engines to sleep; requests in flight are aborted."""
+        self._awake.clear()
+        await asyncio.gather(*(self._sleep(slot) for slot in self._slots))
+        self._may_have_cached = False
+
+    async def _sleep(self, slot: _Slot) -> None:
+        while True:
+            if slot.replacing is not None:
+                await slot.replacing
+            try:
+                return await _answer(slot, slot.handle.sleep(), self.load_seconds, "fallen asleep")
+            except EngineLost as lost:
+                self._replace(slot, lost)
 
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix caches of the engines unless they are empty already. Called while no request is in flight.
@@ -364,6 +401,8 @@ class EnginePool:
         slot.handle = await slot.handle.successor(self.model_path)
         slot.lost = asyncio.Event()
         await self._start(slot)
+        if self.sleeps:  # engines are replaced while they are awake
+            await _answer(slot, slot.handle.wake(), self.load_seconds, "woken up")
         held = None
         while self._held is not None and held != self._held:  # the others may load a newer version meanwhile
             held = self._held

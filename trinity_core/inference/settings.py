@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
+from trinity_core.config.engine_args import SAFE, is_lossy
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
@@ -84,10 +85,20 @@ class EngineSettings:
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
     1 where nothing is left out. A CPU engine needs neither: see `seeded_sampler.SeededSampler`."""
 
+    extra_engine_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further arguments of vLLM (`config/engine_args.py`)."""
+    sleeps: bool = False
+    """The engine starts asleep, and leaves the GPU to the trainer while it sleeps (`cluster.colocate`)."""
+
     @property
     def eager(self) -> bool:
         """Whether nothing is compiled."""
         return not self.on_gpu if self.enforce_eager is None else self.enforce_eager
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it samples from another distribution than its weights in `compute_dtype` would."""
+        return is_lossy(self.extra_engine_args)
 
     @property
     def compute_dtype(self) -> str:
@@ -143,6 +154,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
         raw_logprobs=on_gpu and bool(restricted_sampling(config)),
+        sleeps=bool(config.cluster.colocate),
     )
 
 
@@ -182,8 +194,12 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
             "dtype",
             "enforce_eager",
             "enable_prefix_caching",
+            "extra_engine_args",
         )
     }
+    gpu_alone = [name for name in model.extra_engine_args if not SAFE[name].on_cpu]
+    if gpu_alone and not given["on_gpu"]:
+        raise TrinityError(f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU")
     parser = model.reasoning_parser if model.enable_openai_api else None
     return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
 

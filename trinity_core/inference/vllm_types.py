@@ -59,7 +59,8 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         arguments["quantization"] = settings.quantization
     if settings.lora_rank:
         arguments |= _lora_arguments(settings)
-    return arguments | (_gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings))
+    arguments |= _gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings)
+    return arguments | dict(settings.extra_engine_args)
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -103,6 +104,8 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     }
     if settings.kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+    if settings.sleeps:
+        arguments["enable_sleep_mode"] = True
     if settings.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"
     if settings.weight_transfer:

@@ -125,9 +125,10 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     What several modules share has all its names (`parameter_check.SAME`). What its loader computes has no digest.
     """
     found: dict[str, int | None] = {}
+    quantized = {id(p) for module in model.modules() if _is_quantized(module) for p in module.parameters(recurse=False)}
     parameters = {id(p): p for p in model.parameters() if p.numel()}
     for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
-        if _is_computed(parameter):
+        if id(parameter) in quantized or _is_computed(parameter):
             found[f"{names}{COMPUTED}"] = None
         else:
             found[names] = value_digest(parameter, dtype)
@@ -144,6 +145,12 @@ def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "
     for name, thing in named:
         names.setdefault(id(thing), []).append(f"{name}{last}")
     yield from ((SAME.join(names[key]), thing) for key, thing in things.items())
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    """True if the engine rounds the module's weights on its own (`quantization: fp8`)."""
+    method = vars(module).get("quant_method")
+    return method is not None and not type(method).__name__.startswith("Unquantized")
 
 
 def _is_computed(parameter: nn.Parameter) -> bool:

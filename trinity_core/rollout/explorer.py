@@ -19,6 +19,7 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.dynamic_sampling import sample_step
+from trinity_core.rollout.gpu_turn import GpuTurn
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
@@ -66,7 +67,7 @@ class Explorer:
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
         self._trainer: TrainerWatch | None = None
-        self._wait: VersionWait | AdmissionWait | StepSource | None = None
+        self._wait: VersionWait | AdmissionWait | StepSource | GpuTurn | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -77,6 +78,7 @@ class Explorer:
         self._state = "starting"
         self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
+        self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
         """What engines and verifiers had done when a wait for rollouts began."""
@@ -110,10 +112,12 @@ class Explorer:
                 try:
                     await asyncio.to_thread(self._start_over)
                     await loop(self)
+                    await self._turn.end(self._open.pool)
                     ends = store.finished if self._is_done else store.leave
                     await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
+                    await self._turn.end(self._open.pool)
                     log.warning("explorer %s starts over: %s", self.name, change)
         return await asyncio.to_thread(self._end)
 
@@ -144,6 +148,7 @@ class Explorer:
         what the engines started with.
         """
         await self.prepare()
+        await self._turn.begin(self._open.pool, lambda: False)
         if path is not None:
             self._untouched = False
             await self._open.pool.load(WeightSource("folder", path), version)
@@ -197,12 +202,20 @@ class Explorer:
             yield self._step + 1
 
     async def version_due(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is synchronous. Waits for it, and for tasks of queues.
+        """The version that `step` uses if the explorer is synchronous. Waits for it, for tasks of queues, and where the
+        trainer shares the GPU, for that.
 
         None after `stop`, if the trainer has finished, and if a queue has ended.
         """
         version = await self.wait_for(self.due_version(step))
-        return version if version is None else await self._arrival(version)
+        version = version if version is None else await self._arrival(version)
+        if version is not None and self._turn.is_over:
+            self._state, self._wait = "waiting for the GPU", self._turn
+            try:
+                version = version if await self._turn.begin(self._open.pool, self._is_over) else None
+            finally:
+                self._wait = None
+        return version
 
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
@@ -230,6 +243,7 @@ class Explorer:
             return 0
         self._state = f"waiting for version {version}"
         if not self.weights.has(version):
+            await self._turn.end(self._open.pool)
             await asyncio.to_thread(self._open.store.waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
         found = await self._waited(wait)
@@ -360,12 +374,16 @@ class Explorer:
         arriving = self._steps.arrival(self._is_over)
         if arriving is None:
             return version
-        await self.load(version)
+        if not self._turn.is_shared:
+            await self.load(version)
+        await self._turn.end(self._open.pool)
         self._state = "serving" if self.config.mode == "serve" else "waiting for tasks"
         self._wait, self._used = self._steps, self._open.usage()
         waiting = arriving if self.is_synchronous else loading_meanwhile(arriving, self._load_newest)
         try:
-            return self.version or 0 if await waiting else None
+            if not await waiting:
+                return None
+            return version if self._turn.is_shared else self.version or 0
         finally:
             self._wait = None
 

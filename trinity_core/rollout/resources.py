@@ -133,7 +133,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     """Open everything, engines and files in parallel. Raises `TrinityError` if a model, file or name is unusable."""
     await asyncio.to_thread(load_plugins, config.plugin_dir)
     config, auxiliary, reward_models = await asyncio.to_thread(apart, config, auxiliary)
-    pool = _pool(config, engines, config.model.model_path)
+    pool = _pool(config, engines, config.model.model_path, bool(config.cluster.colocate))
     others = [
         _pool(config, group, model.model_path)
         for group, model in zip(auxiliary, config.explorer.auxiliary_models, strict=True)
@@ -229,10 +229,10 @@ async def _serve(
     return api
 
 
-def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool:
+def _pool(config: Config, engines: Sequence[Any], model_path: str, sleeps: bool = False) -> EnginePool:
     patience, load_seconds = config.explorer.engine_timeout, config.synchronizer.sync_timeout
     handles = [as_handle(engine) for engine in engines]
-    return EnginePool(handles, model_path, patience=patience, load_seconds=load_seconds)
+    return EnginePool(handles, model_path, sleeps=sleeps, patience=patience, load_seconds=load_seconds)
 
 
 def _read(config: Config) -> _Read:

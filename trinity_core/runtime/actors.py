@@ -62,9 +62,9 @@ def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[A
     """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
 
     Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
-    GPUs nothing is kept: it would hold memory that another stage needs.
+    GPUs nothing is kept: it would hold memory that another stage needs. Engines that sleep are not kept either.
     """
-    if placement.on_gpu or not cluster.shared:
+    if placement.on_gpu or placement.colocated or not cluster.shared:
         return []
     if engines:
         cluster.leave("engines", engine_key(engine_settings(config, placement), placement), engines)

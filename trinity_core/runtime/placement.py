@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, shares_a_gpu
+from trinity_core.config.resolve import most_repeats
+from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
@@ -69,6 +70,8 @@ class Placement:
     """GPUs of all processes together."""
     nodes: AnyNode = AnyNode()
     """Of a joined cluster those that are reserved for them."""
+    colocated: bool = False
+    """Engine and trainer use the GPU one at a time (`sync/shared_gpu.py`); on the CPU they behave as if."""
 
     @property
     def spin_count(self) -> int:
@@ -122,11 +125,17 @@ def place(config: Config, machine: Machine) -> Placement:
     models = config.explorer.auxiliary_models if explores else []
     auxiliary = tuple(each.tensor_parallel_size for each in models)
     others = sum(each.engine_num for each in models)
-    in_turn = is_in_turn(config) and bool(engines) and trains
+    colocated = bool(engines) and trains and colocates(config, total)
+    if config.cluster.colocate and config.is_synchronous and total > 1:
+        raise TrinityError(f"cluster.colocate is for one GPU, and the run has {total} GPUs: leave it out.")
+    in_turn = (is_in_turn(config) or colocated) and bool(engines) and trains
     if not total:
         trainers = (config.trainer.worker_num or 1) if trains else 0
         engine_threads, trainer_threads = threads(machine.cpus, engines + others, trainers, in_turn)
-        return Placement(0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn)
+        return Placement(
+            0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn,
+            colocated=colocated,
+        )  # fmt: skip
     others_gpus = sum(each.engine_num * each.tensor_parallel_size for each in models)
     _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
     wanted = engines * rollout.tensor_parallel_size + others_gpus
@@ -134,7 +143,7 @@ def place(config: Config, machine: Machine) -> Placement:
     engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
     return Placement(
         per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
-        engines * engine_gpus + others_gpus + trainers * trainer_gpus,
+        engines * engine_gpus + others_gpus + trainers * trainer_gpus, colocated=colocated,
     )  # fmt: skip
 
 
@@ -199,6 +208,15 @@ def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
     return asked, ""
 
 
+def runners(config: Config, placement: Placement) -> int:
+    """Workflows that run at once for each engine: those given, or on a GPU as many as fill `max_num_seqs`."""
+    explorer = config.explorer
+    if not placement.on_gpu or config.written("explorer.runner_per_model") is not None:
+        return explorer.runner_per_model
+    repeats = most_repeats(config.buffer, config.algorithm)
+    return max(explorer.runner_per_model, explorer.rollout_model.max_num_seqs // repeats)
+
+
 def _gpus_per_node(config: Config, machine: Machine) -> int:
     asked = config.cluster.gpu_per_node
     if asked is None:
@@ -236,7 +254,8 @@ def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[
     if left == 0 or workers > left:
         raise TrinityError(
             f"{needs} of {total} GPUs, which leaves {left} for {config.trainer.worker_num or 'at least 1'} trainer "
-            f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it where "
+            f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it one at a time "
+            f"(cluster.colocate) where the run is synchronous, else where "
             f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
         )
     return workers, 1.0, float(rollout.tensor_parallel_size)

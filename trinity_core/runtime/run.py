@@ -30,6 +30,9 @@ async def explore(explorer: Explorer) -> None:
     A synchronous explorer (`sync_style: fixed`) waits for exactly the version that is due: with `sync_interval: 1` and
     `sync_offset: 0` the training is on-policy. An asynchronous one takes the newest version; it waits for
     the first one, and with `max_staleness` until the rows of the step will be fresh enough when they are trained.
+
+    Where trainer and engines share a GPU (`cluster.colocate`), a side gives it up before it waits for the other, the
+    explorer in `version_due`, the trainer in `next_batch`, and takes it before it goes on.
     """
     for step in explorer.steps():
         if explorer.is_synchronous:

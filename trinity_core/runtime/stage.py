@@ -22,7 +22,7 @@ from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
-from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
+from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.store.run_store import identify, open_run_store
@@ -125,7 +125,14 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     warnings = (*notices(config), *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation has told stays in force, whichever method takes over on this machine.
     style = config.synchronizer.style
-    config = config.with_values({"synchronizer.sync_method": method, "synchronizer.sync_style": style})
+    config = config.with_values(
+        {
+            "synchronizer.sync_method": method,
+            "synchronizer.sync_style": style,
+            "cluster.colocate": placement.colocated,
+            "explorer.runner_per_model": runners(config, placement),
+        }
+    )
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
     name = request.stage or request.kind or flow_of(config)
@@ -140,6 +147,10 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
     """
     external = None if base else config.explorer.external_model
     config = config.with_values({"mode": "bench", "explorer.external_model": external})
+    if config.model.lora is not None and (step := latest_whole(config.job_dir)):
+        # Adapters are loaded beside the model that their run began with: in a pipeline that of the stage before.
+        began = other_beginning(config.job_dir, step, config.model.model_path)
+        config = config if began is None else start_from(config, began.model)
     if external is None:
         return config
     if not config.cluster.ray_address:

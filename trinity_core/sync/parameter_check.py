@@ -49,6 +49,15 @@ def verify_parameters(
         raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
 
 
+def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
+    """Raise `WeightSyncError` unless an engine that slept with `version` woke up with the same parameters."""
+    pairs = zip(before, after, strict=True)
+    changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise WeightSyncError(f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s")
+
+
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
     """With one name for each parameter: each one under which a tensor was published, or else the shortest."""
     chosen: dict[str, int | None] = {}

@@ -20,6 +20,7 @@ from trinity_core.training.loading import fast_paths_on_first, load_on_first
 from trinity_core.training.micro import Micro
 from trinity_core.training.nonfinite import check_finite
 from trinity_core.training.policy import ValueModel, load_causal_lm
+from trinity_core.training.sequence_parallel import install
 from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
 
 
@@ -40,11 +41,13 @@ class Critic:
         if zero_stage < 3:
             lm.to(ranks.device)
         fast_paths = fast_paths_on_first(lm, ranks)
+        if ranks.sequence is not None:
+            install(lm, ranks.sequence)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
-        value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype)
+        value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype, ranks.sequence)
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
@@ -61,7 +64,8 @@ class Critic:
             optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
         )
         rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, packing=fast_paths.packing, largest_mask=fast_paths.largest_mask)
+        largest_mask = fast_paths.largest_mask if ranks.sequence is None else None
+        self.cut = Cut(settings.max_tokens * ranks.sharing, rows, 1, fast_paths.packing, largest_mask)
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
         """This rank's micro-batches, by the critic's own budget."""

@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK, interface_of, own_address
 from trinity_core.errors import TrinityError
@@ -21,17 +21,37 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceGroup:
+    """The ranks that share sequences with this one."""
+
+    rank: int
+    """This one's place among them."""
+    size: int
+    group: Any
+    """Their process group."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ranks:
     """This process's rank among the workers of one trainer."""
 
     rank: int
     world_size: int
     device: torch.device
+    sequence: SequenceGroup | None = None
+    """None: each rank has whole sequences."""
+    data_group: Any = None
+    """The process group of the ranks that have other sequences, one of each `SequenceGroup`; None: all ranks."""
 
     @property
     def first(self) -> bool:
         """Whether this is rank 0, which talks to the rest of the run."""
         return self.rank == 0
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share a sequence."""
+        return self.sequence.size if self.sequence else 1
 
 
 _listeners: dict[tuple[str, int], socket.socket] = {}
@@ -148,11 +168,11 @@ def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
 
 
 def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """The element-wise sum of `values` over all ranks; in place."""
+    """The element-wise sum of `values` over all ranks, or those that have other sequences; in place."""
     import torch
 
     if ranks.world_size > 1:
-        torch.distributed.all_reduce(values)
+        torch.distributed.all_reduce(values, group=ranks.data_group)
     return values
 
 
@@ -160,7 +180,10 @@ def any_rank(flag: bool, ranks: Ranks) -> bool:
     """Whether `flag` holds on at least one rank."""
     import torch
 
-    return bool(sum_over_ranks(torch.tensor([int(flag)]), ranks)[0])
+    flags = torch.tensor([int(flag)])
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(flags)
+    return bool(flags[0])
 
 
 def barrier(ranks: Ranks) -> None:

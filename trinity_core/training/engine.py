@@ -112,14 +112,14 @@ class FrozenModule:
     def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
         self.module = module.eval().requires_grad_(False)
         self._device = ranks.device
-        self._rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
+        self.rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
         self._forward: Any = self.module
         if settings.zero_stage < 3:
             if ranks.world_size > 1:  # rank 0 alone has read the weights
                 self.module.to(self._device)
                 for p in self.module.parameters():
                     torch.distributed.broadcast(p.data, 0)
-            self.module.to(self._rests_on)
+            self.module.to(self.rests_on)
             return
         import deepspeed
 
@@ -135,7 +135,7 @@ class FrozenModule:
         try:
             yield self._forward
         finally:
-            self.module.to(self._rests_on)
+            self.module.to(self.rests_on)
 
 
 def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], device: torch.device) -> None:

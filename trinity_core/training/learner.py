@@ -18,6 +18,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.timing import StepTimer
+from trinity_core.training import offload
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
@@ -36,6 +37,7 @@ from trinity_core.training.policy import (
     load_causal_lm,
     sample,
 )
+from trinity_core.training.sequence_parallel import install, split_sequences
 from trinity_core.training.update import Cut, gather, micro_batches, needs_old_logprobs_first, prepare, update
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Learner:
 
     def __init__(self, config: Config, total_steps: int, ranks: Ranks) -> None:
         settings = train_settings(config)
-        self.ranks = ranks
+        self.ranks = ranks = split_sequences(ranks, settings.ulysses_sequence_parallel_size)
         self.settings = settings
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
@@ -59,13 +61,15 @@ class Learner:
         if stage < 3:
             lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
         fast_paths = fast_paths_on_first(lm, ranks)
+        if ranks.sequence is not None:
+            install(lm, ranks.sequence)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = TrainingEngine(Policy(lm, fast_paths), engine_settings, ranks, self.adapter)
+        self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks, self.adapter)
         self.reference: FrozenModule | BaseAlone | None = None
         if self.objective.needs_reference and self.adapter is not None:
             self.reference = BaseAlone(self.engine)
@@ -87,10 +91,11 @@ class Learner:
         )
         dynamic = settings.use_dynamic_bsz
         rows = None if dynamic else settings.micro_batch_size
-        rows_per_unit, largest_mask = self.objective.policy_loss.rows_per_unit, fast_paths.largest_mask
-        self.cut = Cut(settings.max_tokens, rows, rows_per_unit, fast_paths.packing, largest_mask)
+        rows_per_unit = self.objective.policy_loss.rows_per_unit
+        largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # padded rows cannot be shared out
+        self.cut = Cut(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
         rows = None if dynamic else settings.reference_micro_batch_size
-        self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
+        self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
 
     def _load(self, config: Config) -> Any:
         """The model that training started from; see `load_on_first`."""
@@ -108,7 +113,7 @@ class Learner:
         lm.set_attn_implementation(self.model_config._attn_implementation)
         if self.settings.torch_compile:
             compile_layers(lm, self.ranks.device)
-        return Policy(lm, fast_paths)
+        return Policy(lm, fast_paths, self.ranks.sequence)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
@@ -138,6 +143,24 @@ class Learner:
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
+
+    def offload(self) -> None:
+        """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
+        for engine in self._engines():
+            offload.offload(engine)
+        if isinstance(self.reference, FrozenModule):
+            offload.move(self.reference, to_host=True)
+        offload.free_cached(self.ranks.device)
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        for engine in self._engines():
+            offload.reload(engine)
+        if isinstance(self.reference, FrozenModule):
+            offload.move(self.reference, to_host=False)
+
+    def _engines(self) -> list[TrainingEngine]:
+        return [self.engine, *([self.critic.engine] if self.critic else [])]
 
     def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
         """For each engine, by its folder in a checkpoint, a function that computes a loss with a zero gradient."""

@@ -17,8 +17,10 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training.batching import LARGEST_MASK
+from trinity_core.training.distributed import SequenceGroup
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.packing import ATTENTION, Packed, attention
+from trinity_core.training.sequence_parallel import share_of, whole
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +52,12 @@ class FastPaths:
 class Backbone(nn.Module):
     """The part that policy and value model share: the causal LM without its head."""
 
-    def __init__(self, lm: Any, fast_paths: FastPaths) -> None:
+    def __init__(self, lm: Any, fast_paths: FastPaths, sequence: SequenceGroup | None = None) -> None:
+        """With `sequence` each pass is one of all its ranks together (`sequence_parallel.py`)."""
         super().__init__()
         self.lm: Any = lm
         self.fast_paths = fast_paths
+        self.sequence = sequence
         self.train()
 
     def train(self, mode: bool = True) -> Self:
@@ -89,6 +93,14 @@ class Policy(Backbone):
         `temperature` is that of rows that do not say. The entropies carry a gradient only if `entropy_gradient` is
         true.
         """
+        if self.sequence is not None:
+            part, own = share_of(micro, self.sequence)
+            logprobs, entropy = self._values(part, temperature, entropy_gradient)
+            count = len(micro.targets)
+            return whole(logprobs, own, count, self.sequence), whole(entropy, own, count, self.sequence)
+        return self._values(micro, temperature, entropy_gradient)
+
+    def _values(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         temperatures = _temperatures(micro, temperature)
         if not self.fast_paths.own_head:
             return self._through_the_model(micro, temperatures, entropy_gradient)
@@ -112,15 +124,25 @@ class Policy(Backbone):
 class ValueModel(Backbone):
     """Computes the expected return at each state: a linear head on the last hidden state, initialised to zero."""
 
-    def __init__(self, lm: Any, fast_paths: FastPaths, hidden_size: int, dtype: torch.dtype) -> None:
-        super().__init__(lm, fast_paths)
+    def __init__(
+        self, lm: Any, fast_paths: FastPaths, hidden_size: int, dtype: torch.dtype,
+        sequence: SequenceGroup | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(lm, fast_paths, sequence)
         self.value_head = nn.Linear(hidden_size, 1, bias=True, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
     def forward(self, micro: Micro) -> Tensor:
         """Float32 [K]: the value of the state in which each token was chosen."""
-        return self.value_head(self.hidden(micro)).squeeze(-1).float()
+        if self.sequence is not None:
+            part, own = share_of(micro, self.sequence)
+            return whole(self._values(part), own, len(micro.targets), self.sequence)
+        return self._values(micro)
+
+    def _values(self, micro: Micro) -> Tensor:
+        values: Tensor = self.value_head(self.hidden(micro)).squeeze(-1).float()
+        return values
 
 
 def _temperatures(micro: Micro, default: float) -> float | Tensor:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -121,12 +122,15 @@ class CheckpointWriter:
         """`close` after an error, the checkpoint's or another one: what keeps it from being written is logged."""
         try:
             self.close()
-        except (TrinityError, TransientFault) as error:
+        except (TrinityError, TransientFault, OSError) as error:
             log.warning("the checkpoint of step %d is lost: %s", self.step, error)
 
     def _end(self) -> None:
         if self._worker is not None:
-            self._worker.kill(daemons=False)
+            try:
+                self._worker.kill(daemons=False)
+            except subprocess.TimeoutExpired:  # amid a write to a disk that does not answer
+                log.warning("the process that writes checkpoints (%d) does not end", self._worker.process.pid)
             self._worker = None
         for segment in self._segments:
             segment.close()
@@ -161,9 +165,23 @@ class CheckpointWriter:
             self._segments, self._is_scarce = [], False
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault where its process dies."""
+        """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault if its process dies twice."""
         if not self._uses_process:
             return getattr(ShardWriter(), method)(*arguments)
+        try:
+            return self._ask(method, *arguments)
+        except NoAnswer as error:
+            self._worker = None
+            if not error.died:
+                raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
+            log.warning("the process that writes the checkpoint of step %d %s; another one writes on", self.step, error)
+        try:
+            return self._ask(method, *arguments)
+        except NoAnswer as error:
+            self._worker = None
+            raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
         try:
             if self._worker is None:
                 self._worker = Worker(TARGET, environment=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -173,9 +191,6 @@ class CheckpointWriter:
         except CallFailed as error:
             text = str(error) if error.is_for_users else f"writing the checkpoint of step {self.step} failed: {error}"
             raise TrinityError(text) from error
-        except NoAnswer as error:
-            self._worker = None
-            raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
 
 
 class Copying:

@@ -12,9 +12,11 @@ from trinity_core.checkpoints.beginning import model_name
 from trinity_core.checkpoints.resume import update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.schema import Config
+from trinity_core.errors import TransientFault
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.sync.methods import run_versions
+from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join, uses_gpu
 from trinity_core.training.learner import Learner
@@ -33,6 +35,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     torch.manual_seed(config.seed)
     source = open_first(config, ranks)
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
+    gpu = _shared_gpu(config, stopping)
     learner = Learner(config, total, ranks)
     if ranks.first:
         algorithm, model_path = to_dict(config.algorithm), model_name(config.model.model_path)
@@ -52,7 +55,17 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     if publisher is not None:
         publisher.resume(step, savepoints.layout.step(step))
     progress = Progress(step, total, "ready", step)
-    return Trainer(config, learner, ranks, source, publisher, savepoints, progress, stopping)
+    return Trainer(config, learner, ranks, source, publisher, savepoints, progress, stopping, gpu)
+
+
+def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
+    """The GPU that an engine shares, once that has left it; None if there is none."""
+    if not config.cluster.colocate:
+        return None
+    gpu = SharedGpu(JobLayout(config.job_dir).gpu_lock, "trainer")
+    if not gpu.acquire(config.synchronizer.sync_timeout, stopping.is_set):
+        raise TransientFault("the trainer was stopped before it had the GPU that it shares")
+    return gpu
 
 
 def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:

@@ -18,11 +18,14 @@ import torch
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.layout import JobLayout
+from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
+from trinity_core.training.offload import fits_beside_engine
 from trinity_core.training.publish import Publisher
+from trinity_core.training.rollout_gap import check_first_gap
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource
 
@@ -49,8 +52,9 @@ class Trainer:
 
     def __init__(
         self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource | None, publisher: Publisher | None,
-        savepoints: Savepoints, progress: Progress, stopping: Event,
+        savepoints: Savepoints, progress: Progress, stopping: Event, gpu: SharedGpu | None = None,
     ) -> None:  # fmt: skip
+        """`gpu`: where an engine shares it; held now."""
         self.learner = learner
         self.ranks = ranks
         self.source = source
@@ -58,6 +62,9 @@ class Trainer:
         self.savepoints = savepoints
         self.progress = progress
         self.stopping = stopping
+        self._gpu = gpu
+        self._is_offloaded = False
+        self._config = config
         self.save_interval = config.trainer.save_interval
         self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
         self._ended = "finished"
@@ -72,8 +79,8 @@ class Trainer:
     def next_batch(self) -> list[Experience] | None:
         """The batch of the next step on every rank (empty: the step is skipped).
 
-        None after the last step, when the explorers have finished, and when asked to stop. Raises the error of a
-        checkpoint that could not be written.
+        While there is none, the engine may have the GPU that they share. None after the last step, when the explorers
+        have finished, and when asked to stop. Raises the error of a checkpoint that could not be written.
         """
         self.savepoints.writer.check()
         if self.progress.step >= self.progress.total_steps:
@@ -82,6 +89,8 @@ class Trainer:
         self.progress.state = "waiting"
         with self._timer.part("wait"):
             batch = self._draw(self.progress.step + 1)
+        if batch is not None and not self._acquire_gpu():
+            batch = None
         self.savepoints.writer.check()
         if batch is None:
             self._ended = "stopped" if any_rank(self.stopping.is_set(), self.ranks) else "no more experiences"
@@ -93,6 +102,8 @@ class Trainer:
         progress.state = "training"
         step = progress.step + 1
         progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
+        if step == 1:
+            check_first_gap(progress.metrics, self._config, self.ranks.device.type == "cuda")
         progress.step = step
 
     def publish_if_due(self) -> None:
@@ -141,6 +152,7 @@ class Trainer:
         if self._ended == "no more experiences" and self.source is not None:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
+        self._release_gpu()
 
     def present(self) -> AbstractContextManager[None]:
         """Within this context explorers know that the trainer is at work."""
@@ -168,7 +180,7 @@ class Trainer:
         """The batch of `step` on every rank; None: stop."""
         if any_rank(self.stopping.is_set(), self.ranks):
             return None
-        drawn = self.source.draw(step, self._stops, self._tell) if self.source is not None else None
+        drawn = self.source.draw(step, self._without_batch, self._tell) if self.source is not None else None
         self.progress.waits = ""
         if self.ranks.world_size == 1:
             return drawn
@@ -177,6 +189,30 @@ class Trainer:
             return drawn
         message = broadcast_bytes(None, self.ranks)
         return from_bytes(message) if message else None
+
+    def _without_batch(self) -> bool:
+        """Asked again and again while there is no batch: True if none is waited for any more."""
+        self._release_gpu()
+        return self._stops()
+
+    def _acquire_gpu(self) -> bool:
+        """Wait for the engine to leave the GPU, if it shares it; False if asked to stop meanwhile."""
+        if self._gpu is None or self._gpu.held:
+            return True
+        with self._timer.part("wait"):
+            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self._stops, self._tell)
+        if acquired and self._is_offloaded:
+            with self._timer.part("reload"):
+                self.learner.reload()
+            self._is_offloaded = False
+        return acquired
+
+    def _release_gpu(self) -> None:
+        if self._gpu is not None and self._gpu.held:
+            if not fits_beside_engine(self._config, self.ranks.device):
+                self.learner.offload()
+                self._is_offloaded = True
+            self._gpu.release()
 
     def _stops(self) -> bool:
         """True if nothing is waited for any more."""

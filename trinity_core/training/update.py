@@ -61,7 +61,7 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> list[Micro]:
     else:
         keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
         units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
-    shares = plan(units, budget, ranks.world_size, largest_mask)[ranks.rank]
+    shares = plan(units, budget, ranks.world_size // ranks.sharing, largest_mask)[ranks.rank // ranks.sharing]
     return [
         (cut.micro(batch, share) if share else cut.micro(batch, range(cut.rows_per_unit)).emptied()).to(ranks.device)
         for share in shares
@@ -223,7 +223,7 @@ def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
     def reduce(values: Tensor, op: str) -> None:
         if ranks.world_size > 1:
             ops: dict[str, Any] = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}
-            torch.distributed.all_reduce(values, ops[op])
+            torch.distributed.all_reduce(values, ops[op], group=ranks.data_group)
 
     return reduce
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from trinity_core.config.engine_args import faults, is_lossy
 from trinity_core.config.findings import Finding, repeated_names, unusable_name
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.explorer import RolloutModelConfig
@@ -48,6 +49,27 @@ def auxiliary_rules(config: Config) -> Iterator[Finding]:
     yield from repeated_names("auxiliary models", names)
     if wrong := unusable_name(config.explorer.name):
         yield Finding("explorer.name", config.explorer.name, "invalid", wrong)
+
+
+def engine_argument_rules(config: Config) -> Iterator[Finding]:
+    """Arguments of vLLM that are not safe, and a lossy engine whose rollouts nothing corrects."""
+    models: list[tuple[str, RolloutModelConfig]] = [("explorer.rollout_model", config.explorer.rollout_model)]
+    models += [(f"explorer.auxiliary_models[{i}]", model) for i, model in enumerate(config.explorer.auxiliary_models)]
+    per_node = "cluster.gpu_per_node"
+    for key, model in models:
+        args = model.extra_engine_args
+        for name, code, message, meant in faults(args, type(model).model_fields, config.cluster.gpu_per_node == 0):
+            where = f"{key}.extra_engine_args.{name}"
+            yield Finding(where, args[name], code, message, (per_node,) if "GPU" in message else (), meant)
+    rollout, lora = models[0][1].extra_engine_args, config.model.lora
+    if lora is not None and lora.load_in_4bit and "quantization" in rollout:
+        message = "cannot go with load_in_4bit, where the engine's weights have 4 bits already."
+        where = "explorer.rollout_model.extra_engine_args.quantization"
+        yield Finding(where, rollout["quantization"], "conflict", message, ("model.lora_configs",))
+    correction = "algorithm.rollout_correction"
+    if is_lossy(rollout) and config.algorithm.rollout_correction == "none":
+        message = "leaves the gap uncorrected that fp8 rollouts have (extra_engine_args): set tis_token or another one."
+        yield Finding(correction, "none", "conflict", message, ("algorithm.algorithm_type",))
 
 
 def external_rules(config: Config) -> Iterator[Finding]:

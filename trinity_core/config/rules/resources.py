@@ -17,9 +17,52 @@ MAX_STALENESS = "synchronizer.max_staleness"
 STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
 
 
+COLOCATE = "cluster.colocate"
+
+
 def shares_a_gpu(config: Config, total: int) -> bool:
-    """Whether engine and trainer may share the only GPU: the engine leaves enough of its memory."""
-    return total == 1 and config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
+    """Whether engine and trainer may share the only GPU: one at a time, or the engine leaves enough of its memory."""
+    leaves_room = config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
+    return total == 1 and (colocates(config, total) or leaves_room)
+
+
+def colocates(config: Config, total: int) -> bool:
+    """Whether engine and trainer use a GPU one at a time, of `total` GPUs. On a CPU (0) only where it is asked for."""
+    asked = config.cluster.colocate
+    if not config.is_synchronous or next(colocation_rules(config, asked=True), None) is not None:
+        return False
+    return total == 1 if asked is None else asked and total <= 1
+
+
+def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Finding]:
+    """What keeps engine and trainer from using a GPU one at a time; `asked` takes the place of `cluster.colocate`."""
+    if not (config.cluster.colocate if asked is None else asked) or config.is_supervised or config.mode == "bench":
+        return
+    sync, trainer = config.synchronizer, config.trainer
+    gpus = config.cluster.node_num * (config.cluster.gpu_per_node or 0)
+    faults: list[tuple[bool, str, tuple[str, ...]]] = [
+        (
+            not config.is_synchronous,
+            f"cannot be true in mode {config.mode} with sync_style {sync.sync_style}: an explorer gives the GPU up "
+            "where it waits for a version, and this one never waits.",
+            ("mode", STYLE),
+        ),
+        (gpus > 1, f"is for one GPU, and the run has {gpus}: leave it out, each side has its own.", ("cluster",)),
+        (
+            trainer.zero_stage == 3,
+            "cannot be true with trainer.zero_stage 3, whose states DeepSpeed moves for its own Adam alone; "
+            "one worker has nothing to partition.",
+            ("trainer.zero_stage",),
+        ),
+        (
+            (trainer.worker_num or 1) > 1,
+            "is for one trainer worker.",
+            ("trainer.worker_num",),
+        ),
+    ]
+    for is_fault, message, rests_on in faults:
+        if is_fault:
+            yield Finding(COLOCATE, True, "conflict", message, rests_on)
 
 
 def cluster_rules(config: Config) -> Iterator[Finding]:
@@ -55,7 +98,7 @@ def cluster_rules(config: Config) -> Iterator[Finding]:
         )
     elif config.mode == "both" and engines == total and not shares_a_gpu(config, total):
         message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
-        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, rests_on)
+        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, (*rests_on, COLOCATE))
     elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:
         workers = config.trainer.worker_num
         message = f"asks for {workers} GPUs, but the engines leave {total - engines} of {total}."

@@ -51,6 +51,8 @@ class RolloutModelConfig(Section):
     """Sequences an engine works on at once."""
     enable_prefix_caching: Flag = True
     """Keep the KV cache of prompts that requests share."""
+    extra_engine_args: Args = EMPTY
+    """Further arguments of vLLM's engine, of a list of those that leave rollouts right, such as `quantization: fp8`."""
     enable_history: Flag = False
     """Record every model call as an experience, to be taken by the workflow; also what goes through the OpenAI API."""
     enable_openai_api: Flag = False
@@ -112,7 +114,7 @@ class ExplorerConfig(Section):
     name: str = "explorer"
     """Name of the explorer; explorers that share a run need different ones."""
     runner_per_model: Count = 8
-    """Workflows that run at once for each engine."""
+    """Workflows that run at once for each engine; where it is not given, on a GPU as many as fill `max_num_seqs`."""
     max_timeout: Seconds = 900.0
     """Time a workflow may take."""
     max_retry_times: Natural = 2

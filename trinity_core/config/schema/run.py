@@ -43,6 +43,9 @@ class ClusterConfig(Section):
     """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
     """Ray cluster to join, as `host:port` or `auto`; its token is where Ray keeps it. Null starts one for the run."""
+    colocate: Flag | None = None
+    """Engine and trainer use the same GPU one at a time: the engine sleeps while the trainer works, and the trainer's
+    states move to the machine's memory while the engine works. Null: where a synchronous run has a single GPU."""
     allow_oversized: Flag = False
     """Start a run although it needs, by the estimate of `trinity plan`, more memory or disk than this machine has."""
 

@@ -35,6 +35,9 @@ class LearnerKeys(Section):
     torch_compile: Flag = False
     """Compile the model's layers: a step takes a sixth less, the first start 20 s more. On the CPU it needs a C++
     compiler. Not with ZeRO 3."""
+    ulysses_sequence_parallel_size: Count = 1
+    """Workers that share each sequence, by DeepSpeed's Ulysses: activations of long answers are divided among them. A
+    micro-batch then holds `max_token_len_per_gpu` tokens of each."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Number format of forward and backward; null means bfloat16 on GPUs and float32 on the CPU."""
 
@@ -58,8 +61,6 @@ class LoopKeys(Section):
     """Older checkpoints beyond this number are removed; null keeps all."""
     max_token_len_per_gpu: Tokens = 16384
     """Tokens of one micro-batch of one worker."""
-    ulysses_sequence_parallel_size: Count = 1
-    """Workers that share each sequence."""
 
 
 class TrainerKeys(LearnerKeys, LoopKeys):

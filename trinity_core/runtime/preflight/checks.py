@@ -25,7 +25,7 @@ from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import unusable_data
 from trinity_core.runtime.preflight.models import missing_models, template_notice, too_long_sequences
 from trinity_core.runtime.preflight.needs import Need, least, size, total
-from trinity_core.runtime.preflight.resource_estimate import TRAINER, Room, room_for
+from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
@@ -278,6 +278,9 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
                 f"{size(gpu_memory)}: {_parts(process.memory)}."
             )
     sharing = [each for each in on_gpu if each.gpus < 1]
+    if all(each.resting for each in sharing):
+        yield from _colocation_shortages(sharing, gpu_memory)
+        return
     wanted = sum(each.bytes or 0 for each in sharing)
     if len(sharing) > 1 and wanted > gpu_memory:
         parts = "; ".join(f"{each.kind}, {size(each.bytes or 0)} ({_parts(each.memory or ())})" for each in sharing)
@@ -285,6 +288,18 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
             f"the processes on one GPU need about {size(wanted)} of its memory together, and it has "
             f"{size(gpu_memory)}: {parts}."
         )
+
+
+def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -> Iterator[str]:
+    """Of a GPU that its processes use one at a time: each needs what the others leave it."""
+    for process in sharing:
+        resting = sum(total(each.resting) for each in sharing if each is not process)
+        wanted = (process.bytes or 0) + resting
+        if (process.bytes or 0) <= gpu_memory < wanted:
+            yield (
+                f"the {process.kind} needs about {size(wanted)} of the GPU's memory in its turn (cluster.colocate), "
+                f"and a GPU has {size(gpu_memory)}: {_parts(process.memory or ())}, {size(resting)} the other side."
+            )
 
 
 def _parts(needs: tuple[Need, ...]) -> str:

@@ -34,7 +34,7 @@ from trinity_core.runtime.preflight.model_shape import (
 )
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
-from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, micro_batches, trainer_needs
+from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.sync.schedule import SyncSchedule
 
 MIB = 1 << 20
@@ -81,6 +81,8 @@ class ProcessEstimate:
     """Bytes of the machine's memory that one of them takes to read the model, before all else."""
     shared_memory: int = 0
     """Bytes in /dev/shm of all of them together."""
+    resting: tuple[Need, ...] = ()
+    """Of the GPU's memory, while the other side has it; only where they use it one at a time (`cluster.colocate`)."""
 
     @property
     def bytes(self) -> int | None:
@@ -103,7 +105,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
         memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free, lora)
         process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
-        estimates.append(_on_gpu(process, policy, config.model.model_path, lora))
+        estimates.append(_on_gpu(process, policy, config.model.model_path, lora, placement.colocated))
     models = config.explorer.auxiliary_models if placement.auxiliary_gpus else ()
     for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
         settings = auxiliary_engine(config, model, placement.on_gpu)
@@ -118,12 +120,17 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
 
 
 def _on_gpu(
-    process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None
+    process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None, sleeps: bool = False
 ) -> ProcessEstimate:
-    """The same with what an engine on a GPU takes beside its share."""
-    shape = shape_of(model) if settings.on_gpu else None
+    """The same with what an engine on a GPU takes beside its share; `sleeps`: it leaves the GPU while others work."""
+    if not settings.on_gpu:
+        return process
+    shape = shape_of(model)
     least = () if shape is None else least_engine_needs(settings, shape, lora)
-    return replace(process, least=least, host=(HOST_BASE,)) if settings.on_gpu else process
+    if not sleeps:
+        return replace(process, least=least, host=(HOST_BASE,))
+    asleep = tuple(replace(need, what="weights while it sleeps") for need in least if need.what == "weights")
+    return replace(process, least=least, host=(HOST_BASE, *asleep), resting=(GPU_BASE,))
 
 
 def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
@@ -266,6 +273,7 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         host=host_needs(HOST_BASE, policy, critic, reference) if on_gpu else (),
         reading=policy.width * policy.parameters if on_gpu else 0,
         shared_memory=slots * policy.published,
+        resting=(GPU_BASE,) if on_gpu and placement.colocated else (),
     )
 
 
@@ -274,10 +282,12 @@ def _trained(
 ) -> TrainedModel:
     width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
     stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
-    micro = micro_batches(config, settings, placement.trainers)
+    sharing = config.trainer.ulysses_sequence_parallel_size
+    micro = shared_micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(
         name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
         offloaded=settings.optimizer_offload, weights_offloaded=settings.param_offload,
+        colocated=placement.on_gpu and placement.colocated,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
@@ -86,6 +86,16 @@ class MicroBatches:
     """Tokens of the longest sequence."""
     mask: int
     """Elements of the largest attention mask; each is made for its pass alone."""
+
+
+def shared_micro_batches(
+    config: Config, settings: TrainSettings | CriticSettings, workers: int, sharing: int
+) -> MicroBatches:
+    """A worker's part of the micro-batches where `sharing` workers share each."""
+    wide = settings.model_copy(update={"max_tokens": settings.max_tokens * sharing})
+    whole = micro_batches(config, wide, max(workers // sharing, 1))
+    tokens, targets, rows = (-(-count // sharing) for count in (whole.tokens, whole.targets, whole.rows))
+    return replace(whole, tokens=tokens, targets=targets, rows=rows)
 
 
 def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
@@ -155,6 +165,8 @@ class TrainedModel:
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
     weights_offloaded: bool = False
     """So are the weights that this worker keeps, under ZeRO 3."""
+    colocated: bool = False
+    """On a GPU: all of it moves to the machine's memory while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
     """It computes log-probs; a critic computes one value a token."""
     lora: LoraConfig | None = None
@@ -221,6 +233,7 @@ class TrainedModel:
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
+        offloaded += (self.weights().bytes + self.optimizer().bytes) * self.colocated
         taken = offloaded + self.largest_file
         return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
@@ -344,6 +357,7 @@ def host_needs(
 ) -> tuple[Need, ...]:
     """What a worker on a GPU holds of the machine's memory, without what it publishes."""
     models = [policy, *([critic] if critic else [])]
-    kept = reference.width * reference.kept if reference is not None and reference.weights_offloaded else 0
+    moves = reference is not None and (reference.weights_offloaded or reference.colocated)
+    kept = reference.width * reference.kept if reference is not None and moves else 0
     held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
     return nonzero([base, *held, Need("reference weights", kept, "offloaded")])

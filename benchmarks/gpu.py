@@ -1,0 +1,499 @@
+"""What only a GPU can show, in one call of at most 9 minutes, by the project's own functions.
+
+Each part is a process with a limit of its own, which writes OUT/PART.json at once, also when it fails. A part that
+lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
+
+    python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
+    python benchmarks/gpu.py --engine             engine and push as well: vLLM
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+import torch
+
+GIB = 1 << 30
+PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}
+"""Operations a second in bfloat16 without sparsity, as the data sheets say."""
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is: for a GPU, or to show on a CPU that the code works."""
+
+    tiny: bool
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors that are digested and published."""
+        return 3 << 20 if self.tiny else 3 * GIB
+
+    @property
+    def model(self) -> Any:
+        """Qwen2.5-1.5B's shape."""
+        from trinity_core.data.tiny import TinySize
+
+        return TinySize(64, 96, 2, 2, 1) if self.tiny else TinySize(1536, 8960, 28, 12, 2, 4096, 151936)
+
+    @property
+    def rows(self) -> tuple[int, int, int, int]:
+        """Prompts, rollouts of each, tokens of a prompt and of an answer."""
+        return (2, 4, 8, 8) if self.tiny else (16, 8, 256, 512)
+
+
+def timed(work: Callable[[], Any], device: torch.device, rounds: int = 3) -> float:
+    """Seconds of the fastest of some rounds, after one that does not count."""
+    work()
+    best = float("inf")
+    for _ in range(rounds):
+        settle(device)
+        began = time.perf_counter()
+        work()
+        settle(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def settle(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def tensors_of(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[tuple[str, torch.Tensor]]:
+    """Sixteen tensors with all of `scale.bytes`."""
+    count = scale.bytes // 16 // dtype.itemsize
+    return [(f"w{i}", torch.randn(count, device=device).to(dtype)) for i in range(16)]
+
+
+def part_digests(scale: Scale) -> Result:
+    """A value digest is the same wherever it is computed."""
+    from trinity_core.sync.digest import value_digest
+
+    out: Result = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        tensor = tensors_of(scale, dtype, scale.device)[0][1]
+        host = tensor.cpu()
+        assert value_digest(tensor) == value_digest(host), f"{dtype}: other digests on {scale.device} than on the CPU"
+        for name, each in (("cpu", host), (scale.device.type, tensor)):
+            seconds = timed(lambda each=each: value_digest(each), scale.device, 1)
+            out[f"{str(dtype).removeprefix('torch.')}_{name}_gb_s"] = each.nbytes / seconds / 1e9
+    return out
+
+
+def part_sync(scale: Scale) -> Result:
+    """Publish through shared memory, verify, load into tensors on the device."""
+    from trinity_core.sync.memory import MemoryVersions, memory_root
+
+    source = tensors_of(scale, torch.bfloat16, scale.device)
+    held = [torch.empty_like(tensor) for _, tensor in source]
+    with tempfile.TemporaryDirectory() as folder:
+        writer, reader = (MemoryVersions(memory_root(Path(folder))) for _ in range(2))
+        numbers = iter(range(99))
+
+        def load() -> None:
+            for target, (_, tensor) in zip(held, reader.load(reader.latest()), strict=True):
+                target.copy_(tensor)
+
+        try:
+            publish = timed(lambda: writer.publish(next(numbers), source), scale.device)
+            verify = timed(lambda: reader.verify(reader.latest()), scale.device, 1)
+            seconds = timed(load, scale.device)
+        finally:
+            writer.remove()
+    assert all(torch.equal(mine, theirs) for mine, (_, theirs) in zip(held, source, strict=True))
+    return {"gb": scale.bytes / 1e9, "publish_s": publish, "verify_s": verify, "load_s": seconds}
+
+
+def random_rows(scale: Scale, vocabulary: int, seed: int = 0) -> list[Any]:
+    """Rollouts with random tokens, log-probs and rewards."""
+    from trinity_core.data.experience import Experience
+
+    prompts, repeats, before, after = scale.rows
+    rng = np.random.default_rng(seed)
+    return [
+        Experience(
+            tokens=np.concatenate([prompt, rng.integers(3, vocabulary, after)]),
+            prompt_length=before, action_mask=np.ones(after, np.bool_), logprobs=np.full(after, -9.0, np.float32),
+            versions=np.zeros(after), reward=float(rng.random() < 0.5), group=f"1/{group}", run=run,
+        )
+        for group in range(prompts) for prompt in [rng.integers(3, vocabulary, before)] for run in range(repeats)
+    ]  # fmt: skip
+
+
+def make_folder(scale: Scale, folder: Path) -> str:
+    """A random model on disk."""
+    from trinity_core.data.tiny import make_model
+
+    make_model(folder, 0, scale.model)
+    return str(folder)
+
+
+def part_paths(scale: Scale) -> Result:
+    """Packed against padded log-probs and gradients, and attention alone against torch's kernels."""
+    from trinity_core.training.micro import build_micro
+    from trinity_core.training.packing import ATTENTION
+    from trinity_core.training.policy import FastPaths, Policy, load_causal_lm
+
+    out: Result = {}
+    repeats, after = scale.rows[1], scale.rows[3]
+    with tempfile.TemporaryDirectory() as folder:
+        small = make_folder(Scale(tiny=True), Path(folder))
+        for dtype in (torch.float32, torch.bfloat16):
+            lm = load_causal_lm(small, dtype).to(scale.device)
+            rows = random_rows(scale, 400)[:repeats]
+            found = []
+            for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
+                lm.set_attn_implementation(attention)
+                lm.zero_grad()
+                by_length = packing and dtype != torch.float32 and scale.device.type == "cuda"
+                micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
+                logprobs, _ = Policy(lm, FastPaths(packing, packing, by_length))(micro, 1.0, False)
+                logprobs.mean().backward()
+                gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
+                found.append((micro.grid(logprobs.detach()), gradient))
+            name, (plain, packed) = str(dtype).removeprefix("torch."), found
+            out[f"{name}_logprob_gap"] = float((plain[0] - packed[0]).abs().max())
+            out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
+            tolerance = 1e-3 if dtype == torch.float32 else 0.1
+            assert out[f"{name}_logprob_gap"] < tolerance and out[f"{name}_gradient_gap"] < tolerance, out
+    return out | attention_times(scale)
+
+
+def attention_times(scale: Scale) -> Result:
+    """Milliseconds of forward and backward of one layer's attention, each kernel on the same rows; or why not."""
+    from trinity_core.training.micro import build_micro
+    from trinity_core.training.packing import attention
+
+    rows = random_rows(scale, 400)
+    before, after = scale.rows[2:]
+    device, dtype = scale.device, torch.float32 if scale.device.type == "cpu" else torch.bfloat16
+    heads, kv_heads, channels, length = scale.model.heads, scale.model.key_value_heads, 64, before + after
+    packed = build_micro(rows, range(len(rows)), after).to(device).inputs
+
+    def inputs(batch: int, tokens: int) -> list[torch.Tensor]:
+        shapes = [(batch, count, tokens, channels) for count in (heads, kv_heads, kv_heads)]
+        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+    whole, layer = inputs(len(rows), length), torch.nn.Module()
+    short = inputs(1, packed.tokens.shape[1])
+    flat = [x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in whole]
+    ends = torch.arange(0, (len(rows) + 1) * length, length, device=device, dtype=torch.int32)
+
+    def varlen() -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = (x if x.shape[1] == heads else x.repeat_interleave(heads // kv_heads, 1) for x in flat)
+        try:
+            return varlen_attn(q, k, v, ends, ends, length, length, is_causal=True)
+        except TypeError:  # torch 2.13 calls it window_size
+            return varlen_attn(q, k, v, ends, ends, length, length, window_size=(-1, 0))
+
+    compiled: list[Any] = []
+
+    def flex() -> torch.Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        if not compiled:
+            mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=device.type)
+            kernel = torch.compile(flex_attention) if device.type == "cuda" else flex_attention
+            compiled.extend((kernel, mask))
+        return compiled[0](*whole, block_mask=compiled[1], enable_gqa=True)
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    kernels: dict[str, tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]] = {
+        "packed": (lambda: attention(layer, *short, None, packed=packed.masked(dtype))[0], short),
+        "packed_by_length": (lambda: attention(layer, *short, None, packed=packed)[0], short),
+        "flash": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
+        "varlen": (varlen, flat),
+        "flex": (flex, whole),
+    }
+    out: Result = {}
+    for name, (kernel, leaves) in kernels.items():
+        try:
+            both = lambda kernel=kernel, leaves=leaves: torch.autograd.grad(kernel().sum(), leaves)  # noqa: E731
+            out[f"{name}_ms"] = timed(both, device) * 1e3
+        except (RuntimeError, ImportError, ValueError) as error:
+            out[f"{name}_ms"] = f"not here: {str(error).splitlines()[0]}"
+    return out
+
+
+def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
+    """A trainer alone, whose batch is `scale.rows`."""
+    from trinity_core.config import config_from_dict
+
+    prompts, repeats, before, after = scale.rows
+    tree = {
+        "mode": "train", "checkpoint_root_dir": root,
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": repeats, "optimizer": {"lr": 1e-5}},
+        "model": {"model_path": model, "max_prompt_tokens": before, "max_response_tokens": after},
+        "cluster": {"gpu_per_node": int(scale.device.type == "cuda")},
+        "buffer": {"batch_size": prompts, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "b"}}},
+        "synchronizer": {"sync_method": "checkpoint"},
+        "trainer": {"max_token_len_per_gpu": 8192},
+    }  # fmt: skip
+    return config_from_dict(tree, overrides)
+
+
+def planned_bytes(config: Any, on_gpu: bool) -> int:
+    """The trainer's peak by `trinity plan`."""
+    from trinity_core.runtime.placement import Machine, place
+    from trinity_core.runtime.preflight.needs import total
+    from trinity_core.runtime.preflight.resource_estimate import processes_of
+
+    machine = Machine(os.cpu_count() or 1, int(on_gpu))
+    return max(total(each.memory or ()) for each in processes_of(config, place(config, machine), 64 * GIB, 80 * GIB))
+
+
+ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
+HOW = {
+    "zero2": ("trainer.zero_stage=2",),
+    "zero2_checkpointing": ("trainer.zero_stage=2", "trainer.gradient_checkpointing=true"),
+    "zero2_offload": ("trainer.zero_stage=2", "trainer.gradient_checkpointing=true", f"{ACTOR}.optimizer_offload=true"),
+    "zero3_checkpointing": ("trainer.zero_stage=3", "trainer.gradient_checkpointing=true"),
+}
+
+
+def part_steps(scale: Scale) -> Result:
+    """Train steps of a random 1.5B model: memory against the plan, use of the GPU, states moved away and back."""
+    from trinity_core.training.distributed import join, meeting_point
+
+    out: Result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_folder(scale, Path(folder) / "model")
+        ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
+        for name, overrides in HOW.items():
+            config = config_for(scale, model, folder, *overrides)
+            out[name] = one_trainer(config, ranks, scale, moves="zero3" not in name)
+            print(json.dumps({name: out[name]}), flush=True)
+    return out
+
+
+def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
+    """Two steps and a profiled third of one trainer; then its states leave the device and come back."""
+    from trinity_core.training.learner import Learner
+    from trinity_core.training.offload import free_cached
+
+    on_gpu = ranks.device.type == "cuda"
+    free_cached(ranks.device)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    learner = Learner(config, 4, ranks)
+    vocabulary = learner.model_config.vocab_size
+    rows = random_rows(scale, vocabulary)
+    for step in (1, 2):
+        settle(ranks.device)
+        began = time.perf_counter()
+        learner.step(rows, step)
+        settle(ranks.device)
+        seconds = time.perf_counter() - began
+    tokens, parameters = sum(len(row.tokens) for row in rows), learner.engine.module.lm.num_parameters()
+    out: Result = {"step_s": seconds, "planned_gib": planned_bytes(config, on_gpu) / GIB}
+    if on_gpu:
+        out["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        out |= use_of_gpu(learner, rows)
+        peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
+        out["mfu"] = 6 * parameters * tokens / seconds / peak if peak else None
+        assert out["peak_gib"] <= out["planned_gib"], f"more than the plan says: {out}"
+    if moves:
+        began = time.perf_counter()
+        learner.offload()
+        out["offload_s"], began = time.perf_counter() - began, time.perf_counter()
+        out["left_gib"] = torch.cuda.memory_allocated() / GIB if on_gpu else 0.0
+        learner.reload()
+        settle(ranks.device)
+        out["reload_s"] = time.perf_counter() - began
+        out["metrics_after"] = {
+            k: v for k, v in learner.step(rows, 4).items() if k in ("actor/pg_loss", "actor/grad_norm")
+        }
+    return out
+
+
+def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
+    """Of one step: the share of its time in which no kernel ran, and how often the CPU waited for the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        learner.step(rows, 3)
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - began
+    events = profiler.key_averages()
+    busy = sum(each.self_device_time_total for each in events) / 1e6
+    waits = sum(each.count for each in events if "Synchronize" in each.key)
+    return {"idle_share": max(0.0, 1 - busy / wall), "synchronizations": waits}
+
+
+def part_resume(scale: Scale) -> Result:
+    """A checkpoint is saved and loaded, and the next step taken twice: how far apart the two are."""
+    from trinity_core.training.checkpoint import copy, largest_file, load
+    from trinity_core.training.distributed import join, meeting_point
+    from trinity_core.training.learner import Learner
+    from trinity_core.training.saving import CheckpointWriter
+    from trinity_core.training.state import weights
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_folder(scale, Path(folder) / "model")
+        ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
+        config = config_for(scale, model, folder, *HOW["zero2_checkpointing"])
+        learner = Learner(config, 4, ranks)
+        rows = random_rows(scale, learner.model_config.vocab_size)
+        learner.step(rows, 1)
+        saved = Path(folder) / "saved"
+        saved.mkdir()
+        seconds = [time.perf_counter()]
+        writer = CheckpointWriter(ranks)
+        with writer.start(1, saved, [0], largest_file(learner), lambda written: None) as copying:
+            copy(learner, 1, copying)
+        seconds.append(time.perf_counter())
+        writer.close()
+        written = time.perf_counter() - seconds[0]
+        found = []
+        for _ in range(2):
+            seconds.append(time.perf_counter())
+            load(learner, saved)
+            seconds.append(time.perf_counter())
+            learner.step(rows, 2)
+            found.append({name: w.cpu().clone() for name, w in weights(learner.engine)})
+    first, second = found
+    differing = sum(int((first[name] != second[name]).sum()) for name in first)
+    most = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
+    return {
+        "copy_s": seconds[1] - seconds[0], "write_s": written, "load_s": seconds[3] - seconds[2],
+        "largest_difference": most,
+        "differing_share": differing / sum(w.numel() for w in first.values()), "exact": not differing,
+    }  # fmt: skip
+
+
+def part_engine(scale: Scale) -> Result:
+    """vLLM: start, sampling with and without CUDA graphs, seeds, sleep and wake, new weights."""
+    from trinity_core.inference.engine import engine_class
+    from trinity_core.inference.settings import EngineSettings
+
+    on_gpu = scale.device.type == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_folder(scale, Path(folder) / "model")
+        out: Result = {}
+        for eager in (False, True) if on_gpu else (True,):
+            settings = EngineSettings(
+                model, sum(scale.rows[2:]), on_gpu, enforce_eager=eager, gpu_memory_utilization=0.5, sleeps=True,
+                kv_cache_gib=None if on_gpu else 0.1,
+            )  # fmt: skip
+            os.environ.update(settings.environment())
+            engine = engine_class(settings)(settings)
+            out["eager" if eager else "graphs"] = asyncio.run(try_engine(engine, scale))
+    return out
+
+
+async def try_engine(engine: Any, scale: Scale) -> Result:
+    """Two turns of one engine."""
+    from trinity_core.inference.requests import Request, Sampling, WeightSource
+
+    def free() -> float:
+        return torch.cuda.mem_get_info()[0] / GIB if scale.device.type == "cuda" else 0.0
+
+    prompts, repeats, before, after = scale.rows
+    prompt = np.arange(5, 5 + before, dtype=np.int32)
+    out: Result = {"free_before_gib": free(), "start_s": await engine.start(), "free_asleep_gib": free()}
+    began = time.perf_counter()
+    await engine.wake()
+    out |= {"wake_s": time.perf_counter() - began, "free_awake_gib": free()}
+    samples = []
+    for turn in range(2):
+        wanted = [Request(f"{turn}/{i}", prompt, Sampling(max_tokens=after), i) for i in range(prompts * repeats)]
+        began = time.perf_counter()
+        samples.append((await engine.generate(wanted)).unpack())
+        out["tokens_s"] = sum(len(each.tokens) for each in samples[-1]) / (time.perf_counter() - began)
+    pairs = zip(*samples, strict=True)
+    out["same_seed_same_tokens"] = sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(samples[0])
+    began = time.perf_counter()
+    await engine.sleep()
+    out["sleep_s"] = time.perf_counter() - began
+    await engine.wake()
+    source = WeightSource("folder", engine.settings.model_path)
+    out["load_s"] = (await engine.load(source, 0)).seconds
+    await engine.stop()
+    return out
+
+
+PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
+    "digests": (part_digests, 40),
+    "sync": (part_sync, 60),
+    "paths": (part_paths, 100),
+    "steps": (part_steps, 220),
+    "resume": (part_resume, 120),
+    "engine": (part_engine, 300),
+}
+"""What each does, and its limit in seconds: 540 in all without `engine`."""
+
+
+def run_part(name: str, scale: Scale, out: Path) -> None:
+    """Do a part in this process, and write what came of it."""
+    began = time.perf_counter()
+    result: Result = {"part": name, "tiny": scale.tiny, "torch": torch.__version__}
+    result["device"] = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
+    try:
+        result |= {"status": "done", **PARTS[name][0](scale)}
+    except ImportError as error:
+        result |= {"status": "skipped", "reason": str(error)}
+    except Exception as error:  # noqa: BLE001 - the others go on, and the file says why this one did not
+        traceback.print_exc()
+        result |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    result["seconds"] = time.perf_counter() - began
+    (out / f"{name}.json").write_text(json.dumps(result, indent=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")))
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU where there is no GPU")
+    parser.add_argument("--engine", action="store_true", help="also what needs vLLM")
+    parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not torch.cuda.is_available() and not given.tiny:
+        print("There is no GPU here; --tiny shows on the CPU that the parts work.")
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.part:
+        run_part(given.part, Scale(given.tiny), given.out)
+        return 0
+    failed = False
+    for name in given.only or [name for name in PARTS if name != "engine" or given.engine]:
+        path, limit = given.out / f"{name}.json", PARTS[name][1]
+        path.unlink(missing_ok=True)
+        command = [sys.executable, __file__, "--part", name, "--out", str(given.out), *["--tiny"] * given.tiny]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, timeout=limit, check=False)
+        if not path.exists():
+            path.write_text(json.dumps({"part": name, "status": "failed", "reason": f"not done in {limit} s, or died"}))
+        found = json.loads(path.read_text())
+        failed |= found["status"] == "failed"
+        print(json.dumps(found), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

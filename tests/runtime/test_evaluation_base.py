@@ -1,0 +1,29 @@
+"""Adapters are evaluated beside the model that their run began with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from preflight_configs import config_of
+
+from trinity_core.checkpoints.beginning import STATE, Beginning
+from trinity_core.checkpoints.huggingface import huggingface_folder
+from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.data.tiny import TinyFolders
+from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
+from trinity_core.runtime.stage import for_evaluation
+
+
+def test_adapter_is_evaluated_with_the_base_of_its_run(tiny_folders: TinyFolders, tmp_path: Path) -> None:
+    """In a pipeline that is the model of the stage before, not model.model_path."""
+    config = config_of(f"checkpoint_root_dir={tmp_path}", "model.model_path=another", "model.lora_configs=[{rank: 4}]")
+    folder = config.job_dir / "global_step_1"
+    folder.mkdir(parents=True)
+    write_json(folder / STATE, {"began": asdict(Beginning.of(str(tiny_folders.model)))})
+    write_manifest(folder, 1)
+    assert for_evaluation(config).model.model_path == str(tiny_folders.model)
+    with pytest.raises(TrinityError, match="another"):
+        huggingface_folder(config, 1, merge=False)

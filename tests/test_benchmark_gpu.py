@@ -1,0 +1,42 @@
+"""`benchmarks/gpu.py`: its parts work, so that the minutes on a GPU are not spent on finding out that they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks/gpu.py"
+PARTS = {
+    "digests": {"float32_cpu_gb_s", "bfloat16_cpu_gb_s"},
+    "sync": {"publish_s", "verify_s", "load_s"},
+    "paths": {"float32_logprob_gap", "bfloat16_gradient_gap", "packed_ms", "flash_ms", "varlen_ms", "flex_ms"},
+    "steps": {"zero2", "zero2_checkpointing", "zero2_offload", "zero3_checkpointing"},
+    "resume": {"copy_s", "write_s", "load_s", "exact"},
+    "engine": {"eager"},
+}
+
+
+def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, str(SCRIPT), "--out", str(out), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
+
+
+def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path / "out")
+    assert done.returncode == 0 and "no GPU" in done.stdout and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_every_part_works_on_the_cpu(tmp_path: Path) -> None:
+    done = run(tmp_path, "--tiny", "--engine")
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert done.returncode == 0 and {part["status"] for part in found.values()} == {"done"}, found
+    assert {name: keys - found[name].keys() for name, keys in PARTS.items()} == {name: set() for name in PARTS}
+    assert found["resume"]["exact"] and found["engine"]["eager"]["same_seed_same_tokens"] == 1
+    assert found["steps"]["zero2"]["metrics_after"].keys() == {"actor/pg_loss", "actor/grad_norm"}

@@ -1,0 +1,114 @@
+"""`extra_engine_args`: which further arguments of vLLM 0.32 leave a rollout's tokens, log-probs and weights right.
+
+An argument is refused unless it is in `SAFE`: vLLM has 250, and many change what a log-prob means (`logprobs_mode`),
+where weights come from (`load_format`), or what a restarted engine computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config.findings import Code
+from trinity_core.spelling import closest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArg:
+    """An argument that may be given."""
+
+    values: type | tuple[str, ...]
+    """bool, int (from 1 on), dict, or the choices."""
+    on_cpu: bool = False
+    """Whether an engine on the CPU takes it too."""
+    lossy: bool = False
+    """The engine samples from another distribution than the trainer's, so that rollouts need a correction."""
+
+
+FP8 = ("fp8",)
+SAFE: Mapping[str, EngineArg] = {
+    "quantization": EngineArg(FP8, lossy=True),
+    "kv_cache_dtype": EngineArg(("auto", "fp8", "fp8_e4m3", "fp8_e5m2"), lossy=True),
+    "speculative_config": EngineArg(dict),
+    "enable_expert_parallel": EngineArg(bool),
+    "max_num_batched_tokens": EngineArg(int),
+    "enable_chunked_prefill": EngineArg(bool),
+    "long_prefill_token_threshold": EngineArg(int),
+    "block_size": EngineArg(int),
+    "async_scheduling": EngineArg(bool),
+    "disable_cascade_attn": EngineArg(bool),
+    "disable_custom_all_reduce": EngineArg(bool),
+    "max_cudagraph_capture_size": EngineArg(int),
+    "disable_log_stats": EngineArg(bool, on_cpu=True),
+}
+NGRAM = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+"""Of `speculative_config` beside `method`, all int."""
+OWN = {
+    "model": "model.model_path",
+    "max_model_len": "model.max_model_len",
+    "trust_remote_code": "model.trust_remote_code",
+    "kv_cache_memory_bytes": "explorer.rollout_model.kv_cache_gib",
+    "enable_sleep_mode": "cluster.colocate",
+    "weight_transfer_config": "synchronizer.sync_method",
+}
+"""Arguments that follow from settings of other names."""
+REASONS = {
+    "logprobs_mode": "the trainer's log-probs are those of the temperature, and so must the engine's be.",
+    "skip_tokenizer_init": "engines see token ids alone; texts are decoded once, by the explorer.",
+    "worker_extension_cls": "it is how weights reach the engine.",
+    "enable_lora": "it follows from model.lora_configs.",
+    "load_format": "weights come from the model's folder, and then from the trainer.",
+    "cpu_offload_gb": "weights that are not on the GPU cannot be replaced by those of the trainer.",
+    "distributed_executor_backend": "it follows from tensor_parallel_size.",
+    "pipeline_parallel_size": "an engine is on one node; use tensor_parallel_size.",
+    "data_parallel_size": "use engine_num: the explorer balances its requests over the engines.",
+    "logits_processors": "they change the distribution, which the trainer does not see.",
+}
+
+
+def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Iterator[tuple[str, Code, str, str]]:
+    """(argument, code, why it cannot be given, what was probably meant) for each that cannot.
+
+    `own` are the names that the section itself has; `on_cpu`: the engine is known to run on the CPU.
+    """
+    for name, value in args.items():
+        known = SAFE.get(name)
+        if name in own or name in OWN:
+            yield name, "conflict", f"has a key of its own: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
+        elif name in REASONS:
+            yield name, "unsupported-key", f"cannot be given: {REASONS[name]}", ""
+        elif known is None:
+            message = f"is not among the arguments that leave rollouts right: {', '.join(SAFE)}."
+            yield name, "unknown-key", message, closest(name, SAFE)
+        elif on_cpu and not known.on_cpu:
+            yield name, "conflict", "is for engines on a GPU (cluster.gpu_per_node is 0).", ""
+        elif why := _misfit(known.values, value) or (name == "speculative_config" and _no_ngram(value)):
+            yield name, "invalid", why, ""
+
+
+def is_lossy(args: Mapping[str, Any]) -> bool:
+    """True if the engine samples from another distribution than the trainer's."""
+    return any(name in SAFE and SAFE[name].lossy and value != "auto" for name, value in args.items())
+
+
+def _misfit(values: type | tuple[str, ...], value: Any) -> str:
+    if isinstance(values, tuple):
+        return "" if value in values else f"must be {' or '.join(values)}."
+    if values is int:
+        return "" if type(value) is int and value > 0 else "must be a whole number of at least 1."
+    return "" if isinstance(value, values) else f"must be {'true or false' if values is bool else 'a mapping'}."
+
+
+def _no_ngram(value: Mapping[str, Any]) -> str:
+    """Why this is no speculation from the prompt's own n-grams."""
+    if value.get("method") != "ngram":
+        return (
+            "must have `method: ngram`: a draft model would keep the weights it began with, and guess worse and worse."
+        )
+    wrong = [
+        name for name, given in value.items() if name != "method" and (name not in NGRAM or type(given) is not int)
+    ]
+    if wrong or "num_speculative_tokens" not in value:
+        return f"needs num_speculative_tokens, and may have {' and '.join(NGRAM[1:])}: whole numbers, and nothing else."
+    return ""

@@ -1,0 +1,104 @@
+"""One GPU for explorer and trainer, one at a time (`cluster.colocate`).
+
+The rule, from which no deadlock follows: a side gives the GPU up before it waits for the other one, and waits for
+nothing but files while it holds it. The explorer waits where its version is not published, the trainer where there is
+no batch, so the schedule and the store say whose turn it is. The lock only keeps a side from using the GPU before the
+other has left it. The system takes it from a process that dies, and with it what that process had on the GPU.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from trinity_core.errors import TransientFault
+from trinity_core.files import clear_errors
+from trinity_core.waits import Wait, poll
+
+LOOK_SECONDS = 0.25
+"""Between two questions whether the GPU is needed at all."""
+
+
+class SharedGpu:
+    """One side's hold on the GPU. Not thread-safe: one thread at a time takes and gives."""
+
+    def __init__(self, path: Path, side: str) -> None:
+        """`path`: the lock file, the same for both sides; `side`: who holds it, in messages."""
+        self._path, self._side = path, side
+        self._lock: IO[str] | None = None
+        self._wait: Wait | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this side may use the GPU."""
+        return self._lock is not None
+
+    @property
+    def text(self) -> str:
+        """What is waited for, in words; empty if nothing is."""
+        return self._wait.text if self._wait else ""
+
+    def acquire(
+        self, timeout: float, is_over: Callable[[], bool], tell: Callable[[str], None] = lambda text: None
+    ) -> bool:
+        """Blocks until this side holds the GPU; False once `is_over()`: there is no need for it any more.
+
+        `tell` is told now and then what is waited for, in words, and "" at the end.
+        Raises `TransientFault`, which names the holder, after `timeout` seconds (`synchronizer.sync_timeout`).
+        """
+        if self.held:
+            return True
+        self._wait, look = Wait("the GPU that explorer and trainer share"), 0.0
+        with clear_errors("locking", self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._path.open("a+")
+            try:
+                for elapsed in poll(timeout):
+                    if _try(lock):
+                        self._lock = lock
+                        self._sign()
+                        return True
+                    if elapsed >= look:
+                        look = elapsed + LOOK_SECONDS
+                        if is_over():
+                            return False
+                        tell(self._wait.note(f"{_holder(lock)} has it"))
+                raise TransientFault(
+                    f"the {self._side} waited {timeout:g} s (synchronizer.sync_timeout) for the GPU, which "
+                    f"{_holder(lock)} has not given up"
+                )
+            finally:
+                self._wait = None
+                tell("")
+                if self._lock is not lock:
+                    lock.close()
+
+    def release(self) -> None:
+        """Let the other side have the GPU; nothing happens if this one does not hold it."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the file open too
+            self._lock.close()
+            self._lock = None
+
+    def _sign(self) -> None:
+        assert self._lock is not None
+        self._lock.truncate(0)
+        self._lock.write(f"the {self._side} (process {os.getpid()}, since {time.strftime('%H:%M:%S')})")
+        self._lock.flush()
+
+
+def _holder(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read() or "the other side"
+
+
+def _try(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Splits each sequence over several ranks by DeepSpeed's Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
+
+A rank passes its part of a micro-batch's tokens through norms, linear layers and head. For attention the ranks of a
+group exchange their parts, so that each has all tokens of its share of the heads. Log-probs are put together at the
+end: all ranks of the group compute the same loss, and each the gradient of its own tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from trinity_core.errors import TrinityError
+from trinity_core.training.distributed import Ranks, SequenceGroup
+from trinity_core.training.micro import Micro
+from trinity_core.training.packing import ATTENTION, Packed, attention
+
+KEY = "trainer.ulysses_sequence_parallel_size"
+
+
+def split_sequences(ranks: Ranks, size: int) -> Ranks:
+    """The same ranks in groups of `size` adjacent ones that share sequences. Collective.
+
+    Raises TrinityError if `size` does not divide their number.
+    """
+    if size == 1:
+        return ranks
+    if ranks.world_size % size:
+        raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)")
+    sharing = [range(first, first + size) for first in range(0, ranks.world_size, size)]
+    alike = [range(place, ranks.world_size, size) for place in range(size)]
+    groups = {tuple(each): torch.distributed.new_group(list(each)) for each in [*sharing, *alike]}
+    own = [groups[tuple(each)] for kind in (sharing, alike) for each in kind if ranks.rank in each]
+    return replace(ranks, sequence=SequenceGroup(ranks.rank % size, size, own[0]), data_group=own[1])
+
+
+def install(lm: Any, sequence: SequenceGroup) -> None:
+    """Let the model exchange tokens for heads around its attention.
+
+    Raises TrinityError if its heads cannot be shared out, or its rows cannot be packed.
+    """
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+    from transformers import AttentionInterface
+
+    config = lm.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if lm.config._attn_implementation != ATTENTION:
+        raise TrinityError(f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers")
+    if heads % sequence.size or (kv_heads % sequence.size and sequence.size % kv_heads):
+        raise TrinityError(
+            f"{KEY} is {sequence.size}, but {lm.config.model_type} has {heads} heads of queries and {kv_heads} of "
+            "keys: they cannot be shared out evenly. Choose a divisor of both, or a multiple of the latter"
+        )
+    channels = getattr(config, "head_dim", None) or config.hidden_size // heads
+    exchange = UlyssesSPAttentionHF(
+        attn=_padded_attention, batch_size=1, attn_head_count=heads, attn_head_size=channels, kv_head_count=kv_heads,
+        num_hidden_layers=config.num_hidden_layers, process_group=sequence.group, seq_length_is_variable=True,
+    )  # fmt: skip
+    name = f"{ATTENTION}_{sequence.size}_{heads}_{kv_heads}_{channels}"
+    AttentionInterface.register(name, exchange)
+    lm.set_attn_implementation(name)
+
+
+def _padded_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, packed: Packed,
+    **more: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """`attention` of tokens that are padded at their end so that all ranks have the same number."""
+    tokens, length = len(packed.home), query.shape[2]
+    query, key, value = (x[:, :, :tokens] for x in (query, key, value))
+    out, _ = attention(module, query, key, value, attention_mask, packed=packed, **more)
+    return pad(out, (0, 0, 0, 0, 0, length - tokens)), None
+
+
+def share_of(micro: Micro, sequence: SequenceGroup) -> tuple[Micro, Tensor]:
+    """The micro-batch with this rank's part of the tokens, and int64 [k]: which of its K tokens with loss follow from
+    states of that part."""
+    packed = micro.inputs
+    assert isinstance(packed, Packed)
+    tokens = packed.tokens.shape[1]
+    length = -(-tokens // sequence.size)
+    first = sequence.rank * length
+
+    def part(x: Tensor) -> Tensor:
+        return pad(x, (0, length * sequence.size - tokens))[:, first : first + length]
+
+    own = ((micro.source >= first) & (micro.source < first + length)).nonzero()[:, 0]
+    temperature = micro.temperature[own] if isinstance(micro.temperature, Tensor) else micro.temperature
+    inputs = replace(packed, tokens=part(packed.tokens), positions=part(packed.positions))
+    source, targets = micro.source[own] - first, micro.targets[own]
+    return replace(micro, inputs=inputs, source=source, targets=targets, temperature=temperature), own
+
+
+def whole(values: Tensor, own: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
+    """[k] of this rank -> [K] of the group; the gradient is that of the rank's own values. Collective."""
+    result: Tensor = _Whole.apply(values, own, count, sequence.group)
+    return result
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, own: Tensor, count: int, group: Any) -> Tensor:
+        ctx.save_for_backward(own)
+        result = values.new_zeros(count).index_copy_(0, own, values)
+        torch.distributed.all_reduce(result, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return grads[0].index_select(0, ctx.saved_tensors[0]), None, None, None
