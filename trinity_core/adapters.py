@@ -30,7 +30,7 @@ ACTIVE = "default"
 PEFT_PREFIX = "base_model.model."
 SHAPING = ("peft_type", "r", "lora_alpha", "target_modules")
 """Entries of an adapter's configuration that decide what its tensors are and mean."""
-_UNSET = (None, {}, [], False)
+_UNSET: tuple[Any, ...] = (None, {}, [], False)
 PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
     **dict.fromkeys(("use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"), _UNSET),

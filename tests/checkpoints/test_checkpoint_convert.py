@@ -426,6 +426,7 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
 
 
 def test_an_adapter_without_shards_is_not_converted(tmp_path):
+    tiny().config.save_pretrained(tmp_path / "base")
     step = adapter_for(tmp_path, tmp_path / "base", ranks=0)
     for merged in (False, True):
         with pytest.raises(DataError, match="no shards"):

@@ -106,9 +106,9 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
     if is_ours and (wrong := damage(step_folder)):
         raise DataError(f"{step_folder} is damaged: {wrong}. Convert another checkpoint")
     if target.name == ADAPTER:
-        tensors, config = _adapter(actor), adapters.read_config(target)
+        settings, matrices = adapters.read_config(target), _adapter(actor)
         _refuse_removed(step_folder, is_ours)
-        adapters.write_adapter(tensors, config, target)
+        adapters.write_adapter(matrices, settings, target)
         return target
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
