@@ -108,7 +108,7 @@ def test_jsd_is_the_gradient_of_the_divergence(seed, share):
     expected = jsd(logits, teacher, share)
     gradient, divergence = jsd_by_enumeration(logits, teacher, share, kl_coef=0.5)
     assert torch.allclose(gradient, 0.5 * torch.autograd.grad(expected, logits)[0], atol=1e-12)
-    assert divergence == pytest.approx(float(expected), abs=1e-12)
+    assert divergence == pytest.approx(expected.item(), abs=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
