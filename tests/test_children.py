@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trinity_core.children import CallFailed, Child, NoAnswer, Worker
 
@@ -174,6 +177,16 @@ def test_the_output_of_a_command_is_kept() -> None:
     child = Child([sys.executable, "-c", "print('x' * 500, 'the end')"], keep_output=True)
     assert child.process.wait(30) == 0
     assert child.output(8) == "the end" and child.output_bytes() == 509
+
+
+@given(st.lists(st.sampled_from(["S3CR", "S3CRET", "\n", "ä", "x", " "]), max_size=12), st.integers(1, 30))
+def test_no_part_of_a_secret_is_shown(pieces: list[str], shown: int) -> None:
+    """Wherever the output is cut; an empty secret hides nothing."""
+    child = Child.__new__(Child)
+    child._output = io.BytesIO("".join(pieces).encode())
+    text = child.output(shown, ["S3CR", "S3CRET", ""])
+    assert not set("S3CRET") & set(text)
+    assert set(text) <= set("*\näx \ufffd") and ("*" in text or not {"S3CR", "S3CRET"} & set(pieces[-1:]))
 
 
 PARENT = """

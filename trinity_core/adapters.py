@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
-from trinity_core.files import sync_file, when_room, write_json
+from trinity_core.files import clear_errors, sync_file, temporary_sibling, when_room, write_json
 from trinity_core.local_paths import expanded
 
 if TYPE_CHECKING:
@@ -30,8 +30,16 @@ ACTIVE = "default"
 PEFT_PREFIX = "base_model.model."
 SHAPING = ("peft_type", "r", "lora_alpha", "target_modules")
 """Entries of an adapter's configuration that decide what its tensors are and mean."""
-PLAIN = {"bias": ("none",), "use_rslora": (False,), "use_dora": (False,), "modules_to_save": (None, [])}
-"""Entries by which an adapter is more than A and B, with the values by which it is not."""
+_UNSET: tuple[Any, ...] = (None, {}, [], False)
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+    **dict.fromkeys(("use_rslora", "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out"), _UNSET),
+    **dict.fromkeys(("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"), _UNSET),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern", "alora_invocation_tokens", "arrow_config"), _UNSET),
+    **dict.fromkeys(("kasa_config", "monteclora_config", "velora_config"), _UNSET),
+}  # fmt: skip
+"""Entries of peft by which an adapter is more than A and B, has several scales or changes the base, with the values by
+which it does not."""
 
 
 def plain_name(name: str) -> str:
@@ -77,7 +85,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})") from error
     if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
-        raise DataError(f"the adapter in {folder} is more than LoRA's matrices A and B: {', '.join(more)}")
+        raise DataError(
+            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}"
+        )
     return config
 
 
@@ -96,12 +106,6 @@ def start_fault(lora: LoraConfig) -> str:
     return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values beside path" if wrong else ""
 
 
-def write_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Write an adapter's configuration into `folder`, which need not exist."""
-    when_room(partial(folder.mkdir, parents=True, exist_ok=True), folder)
-    write_json(folder / CONFIG, config)
-
-
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of the adapter in `folder`, under the names here. Raises DataError for any that is no A or B."""
     from safetensors.torch import load_file
@@ -118,16 +122,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
-    """Write the folder that peft reads. The weights, which make it whole, come last."""
+    """Write the files that peft reads into `folder`. The weights, which make it whole, come last.
+
+    Raises TrinityError if the disk stays full, or the folder is not writable.
+    """
     from safetensors.torch import save_file
 
-    write_config(config, folder)
+    write_json(folder / CONFIG, config)
     named = {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in tensors.items()}
-    temporary = folder / f".{WEIGHTS}"
-    when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
-    sync_file(temporary)
-    temporary.replace(folder / WEIGHTS)
-    sync_file(folder)
+    temporary = temporary_sibling(folder / WEIGHTS)
+    with clear_errors("writing", folder / WEIGHTS):
+        try:
+            when_room(partial(save_file, named, temporary, {"format": "pt"}), temporary)
+            sync_file(temporary)
+            temporary.replace(folder / WEIGHTS)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_file(folder)
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,12 +127,25 @@ class Child:
         if daemons:
             guardian.kill_marked(self._variable)
 
-    def output(self, characters: int) -> str:
-        """The last characters that it has written; "" if they are not kept."""
+    def output(self, characters: int, secrets: Sequence[str] = ()) -> str:
+        """The last characters that it has written, with `***` for each secret; "" if they are not kept.
+
+        No part of a secret is left where the first of these characters stands within one.
+        """
         if self._output is None:
             return ""
-        self._output.seek(max(0, self.output_bytes() - characters))
-        return self._output.read().decode(errors="replace").strip()
+        hidden = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
+        start = max(0, self.output_bytes() - characters)
+        before = min(start, max(map(len, hidden), default=0))
+        self._output.seek(start - before)
+        written = self._output.read()
+        if hidden:
+            pattern = re.compile(b"|".join(map(re.escape, hidden)))
+            cut = next(
+                (each.start() for each in pattern.finditer(written) if each.start() < before < each.end()), before
+            )
+            written, before = pattern.sub(b"***", written[cut:]), 0
+        return written[before:].decode(errors="replace").strip()
 
     def output_bytes(self) -> int:
         """How much it has written, if that is kept."""

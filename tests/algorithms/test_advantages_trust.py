@@ -76,21 +76,56 @@ def test_clipb_drops_negative_tokens_far_below_the_mean_signal(seed, mu):
     assert metrics["clipb/masked"] == pytest.approx(len(dropped) / len(signal))
 
 
+def jsd(logits, teacher, share):
+    """The divergence of a policy from a teacher over all tokens, both [V]."""
+    student = logits.log_softmax(-1)
+    mixed = (share * teacher.exp() + (1 - share) * student.exp()).log()
+    return share * (teacher.exp() * (teacher - mixed)).sum() + (1 - share) * (student.exp() * (student - mixed)).sum()
+
+
+def jsd_by_enumeration(logits, teacher, share, kl_coef=1.0):
+    """The gradient that the advantages of all tokens give, each with its probability, and the expected metric."""
+    student = logits.log_softmax(-1)
+    gradient, divergence = torch.zeros_like(logits), 0.0
+    for token in range(len(logits)):
+        (advantage,), metrics = ADVANTAGES["jsd"](
+            mask=torch.ones(1, 1), teacher_logprobs=teacher[token].view(1, 1), kl_coef=kl_coef, lambda_coef=share,
+            old_logprobs=student[token].detach().view(1, 1),
+        )  # fmt: skip
+        score = torch.autograd.grad(student[token], logits, retain_graph=True)[0]
+        chance = student[token].detach().exp().item()
+        gradient -= chance * advantage.item() * score
+        divergence += chance * metrics["jsd/token"]
+    return gradient, divergence
+
+
 @settings(max_examples=30)
-@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-def test_jsd_is_the_sampled_tokens_term(seed, share):
-    student, teacher, _, mask = batch(seed)
-    found, metrics = ADVANTAGES["jsd"](
-        mask=mask, teacher_logprobs=teacher, old_logprobs=student, lambda_coef=share, kl_coef=0.5
-    )
-    terms = []
-    for b, t in mask.nonzero().tolist():
-        p, q = math.exp(float(teacher[b, t])), math.exp(float(student[b, t]))
-        m = share * p + (1 - share) * q
-        terms.append(share * p * math.log(p / m) + (1 - share) * q * math.log(q / m))
-        assert float(found[b, t]) == pytest.approx(-0.5 * terms[-1], abs=1e-12)
-    assert metrics["jsd/token"] == pytest.approx(statistics.fmean(terms), abs=1e-9) and not found[~mask].any()
-    assert bool(found.any()) == (0 < share < 1)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+def test_jsd_is_the_gradient_of_the_divergence(seed, share):
+    torch.manual_seed(seed)
+    teacher = torch.randn(3, dtype=torch.float64).mul(2).log_softmax(-1)
+    logits = torch.randn(3, dtype=torch.float64).mul(2).requires_grad_()
+    expected = jsd(logits, teacher, share)
+    gradient, divergence = jsd_by_enumeration(logits, teacher, share, kl_coef=0.5)
+    assert torch.allclose(gradient, 0.5 * torch.autograd.grad(expected, logits)[0], atol=1e-12)
+    assert divergence == pytest.approx(float(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_jsd_leads_to_the_teacher(share):
+    teacher = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log()
+    logits = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64).log().requires_grad_()
+    for _ in range(400):
+        gradient, _ = jsd_by_enumeration(logits, teacher, share)
+        logits = (logits - gradient / (share * (1 - share))).detach().requires_grad_()
+    assert torch.allclose(logits.softmax(-1), teacher.exp(), atol=1e-3)
+
+
+def test_jsd_prefers_what_the_teacher_prefers():
+    student, teacher, _, mask = batch(1)
+    found, _ = ADVANTAGES["jsd"](mask=mask, teacher_logprobs=teacher, old_logprobs=student)
+    assert torch.equal(found.sign(), ((teacher - student).sign() * mask).to(found.dtype))
+    assert float(found.min()) >= 0.5 * math.log(0.5)
 
 
 @pytest.mark.parametrize(

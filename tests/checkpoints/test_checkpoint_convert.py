@@ -11,15 +11,17 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trinity_core.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
 from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
-from trinity_core.layout import JobLayout, shard_name
+from trinity_core.layout import ADAPTER, JobLayout, shard_name
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -396,3 +398,52 @@ def test_checkpoint_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch, p
     with pytest.raises(DataError, match="removed"):
         convert(layout.step(2))
     assert layout.steps() == ([2, 4] if published else [4]) and not layout.huggingface(2).exists()
+
+
+def adapter_for(root, base, ranks=1):
+    """A checkpoint of an adapter of the model in the folder `base`; its step's folder."""
+    step = root / "global_step_1"
+    (step / "actor" / ADAPTER).mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base)}
+    (step / "actor" / ADAPTER / CONFIG).write_text(json.dumps(config))
+    (step / STATE).write_text(json.dumps({"began": {}}))
+    name = "model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}{A}": torch.ones(2, 16), f"{name}{B}": torch.ones(16, 2)}
+    if ranks:
+        save_whole(step / "actor", tensors, ranks)
+    return step
+
+
+def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
+    model = tiny()
+    base = tmp_path / "base"
+    model.config.save_pretrained(base)
+    torch.save(model.state_dict(), base / "pytorch_model.bin")
+    folder = convert(adapter_for(tmp_path, base), base, merge=True)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight += 4.0
+    check(folder, model)
+
+
+def test_an_adapter_without_shards_is_not_converted(tmp_path):
+    tiny().config.save_pretrained(tmp_path / "base")
+    step = adapter_for(tmp_path, tmp_path / "base", ranks=0)
+    for merged in (False, True):
+        with pytest.raises(DataError, match="no shards"):
+            convert(step, tmp_path / "base", merged)
+    assert not (step / "actor" / ADAPTER / WEIGHTS).exists()
+
+
+def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch):
+    step = adapter_for(tmp_path, tmp_path / "base")
+    write_manifest(step, 1)
+
+    def read_and_remove(actor):
+        found = merge(actor)
+        shutil.rmtree(step)
+        return found
+
+    monkeypatch.setattr(convert_module, "merge_shards", read_and_remove)
+    with pytest.raises(DataError, match="was removed"):
+        convert(step)
+    assert not step.exists()

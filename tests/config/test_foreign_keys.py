@@ -89,7 +89,18 @@ WORKS: list[tuple[str, str, Any]] = [
     ("algorithm={algorithm_type: grpo, policy_loss_fn: m2po}", "algorithm.policy_loss_fn", "importance_sampling"),
     ("algorithm={algorithm_type: grpo, policy_loss_fn: m2po}", "algorithm.rollout_correction", "bypass"),
     (
-        "algorithm={policy_loss_fn: m2po, policy_loss_fn_args: {m2_threshold: 0.1, log_ratio_clip: 20.0}}",
+        "algorithm={algorithm_type: grpo, policy_loss_fn: m2po, rollout_correction: {bypass_mode: true}}",
+        "algorithm.advantage_fn",
+        "m2po",
+    ),
+    (
+        "algorithm={algorithm_type: m2po, policy_loss_fn: m2po, loss_agg_mode: token-mean}",
+        "algorithm.advantage_fn",
+        "m2po",
+    ),
+    (
+        "algorithm={algorithm_type: grpo, policy_loss_fn: m2po, "
+        "policy_loss_fn_args: {m2_threshold: 0.1, log_ratio_clip: 20.0}}",
         "algorithm.advantage_fn_args",
         {"m2_threshold": 0.1},
     ),
@@ -192,6 +203,20 @@ REFUSED = [
     ("algorithm.advantage_fn=clipv", "algorithm.advantage_fn", "write clipb"),
     ("algorithm.algorithm_type=cpt", "algorithm.algorithm_type", "write sft"),
     ("algorithm={policy_loss_fn: m2po, advantage_fn: rloo}", "algorithm.policy_loss_fn", "algorithm_type: m2po"),
+    *(
+        (f"algorithm={{policy_loss_fn: m2po, {other}}}", "algorithm.policy_loss_fn", remedy)
+        for other, remedy in (
+            ("algorithm_type: rloo", "algorithm_type: m2po"),
+            ("algorithm_type: ppo", "algorithm_type: m2po"),
+            ("repeat_times: 2", "algorithm_type: m2po"),
+            ("algorithm_type: dr_grpo", "algorithm_type: m2po"),
+            ("algorithm_type: grpo, rollout_correction: none", "leave rollout_correction out"),
+            ("algorithm_type: grpo, rollout_correction: {rollout_is: token}", "leave rollout_correction out"),
+            ("algorithm_type: grpo, loss_agg_mode: seq-mean-token-sum", "token-mean"),
+            ("algorithm_type: grpo, policy_loss_fn_args: {loss_agg_mode: seq-mean-token-mean}", "token-mean"),
+            ("algorithm_type: gspo", "token-mean"),
+        )
+    ),
     (
         "data_processor.task_pipeline={inputs: [x], operators: [{name: human_preference_annotation_mapper}]}",
         "data_processor.task_pipeline.operators[0].name",

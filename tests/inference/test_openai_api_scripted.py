@@ -185,8 +185,22 @@ def test_a_forced_call_is_context_of_what_follows(api, speaker, ask, choice):
 def test_strict_tools_that_the_model_may_choose_guide_nothing(api, speaker):
     say(speaker, "Hm.</think>No.")
     session = api.session()
-    ask(api.client(session), ASK, parallel_tool_calls=False)
+    ask(api.client(session), ASK)
     assert session.guided == (0, 0) and session.sequences()[0].mask.all()
+
+
+@pytest.mark.parametrize("how", [ask, stream])
+def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
+    """Also where they ask for one at most: the others carry loss, and belong to what comes back."""
+    say(speaker, f"Hm.</think>{CALL}\n{CALL}", "Hm.</think>5")
+    session = api.session()
+    client = api.client(session)
+    message = how(client, ASK, parallel_tool_calls=False)
+    given = message if isinstance(message, dict) else message.model_dump()
+    assert len(given["tool_calls"]) == 2
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in given["tool_calls"]]
+    ask(client, [*ASK, message, *results], parallel_tool_calls=False)
+    assert len(session.sequences()) == 1 and session.guided == (0, 0)
 
 
 @pytest.mark.parametrize("is_eval", [False, True])
@@ -597,7 +611,7 @@ class Sampling(Workflow):
 
     def run(self):
         client, args = self.model.openai_client, {"model": self.model.model_name, "messages": ASK}
-        choices = client.chat.completions.create(n=3, **args).choices
+        choices = client.chat.completions.create(n=3, **args, **self.task.workflow_args.get("asks", {})).choices
         if self.task.workflow_args.get("goes_on"):
             said = {"role": "assistant", "content": choices[0].message.content}
             client.chat.completions.create(**args | {"messages": [*ASK, said, *ASK]})
@@ -612,6 +626,15 @@ def test_answers_to_one_prompt_are_rollouts_of_its_task(api, speaker, monkeypatc
     outcome = run(api, monkeypatch, Sampling, repeat_times=3)
     assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
     assert sorted(scores_of(outcome.experiences)) == [0.0, 1.0, 1.0]
+
+
+def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch):
+    """The grammar chose all of their tokens, so that none counts."""
+    say(speaker, *['hm</think>{"a": 1}'] * 3)
+    asks = {"asks": {"response_format": {"type": "json_object"}}}
+    outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args=asks)
+    assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
+    assert not any(one.action_mask.any() for one in outcome.experiences)
 
 
 def test_a_session_that_goes_on_is_one_rollout(api, speaker, monkeypatch):

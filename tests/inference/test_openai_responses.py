@@ -6,7 +6,11 @@ import json
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from inference.test_openai_api_scripted import ADD, CALL, api, folder, say, speaker  # noqa: F401
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
 from trinity_core.inference.openai_api.session_auth import Refusal
@@ -68,12 +72,64 @@ def test_formats_and_tools_are_nested():
         ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": 3}, "input"),
+        ({"tools": ["a"]}, "tools"),
+        ({"tools": 3}, "tools"),
+        ({"text": "a"}, "text"),
+        ({"text": {"format": "a"}}, "text"),
+        ({"tools": [FUNCTION], "tool_choice": ["x"]}, "tool_choice"),
+        *(
+            ({"input": [{"type": kind, "role": role, name: content}]}, "input")
+            for kind, role, name in (
+                ("message", "user", "content"),
+                ("message", "assistant", "content"),
+                ("reasoning", None, "content"),
+                ("function_call_output", None, "output"),
+            )
+            for content in (["a"], [["a"]])
+        ),
     ],
 )
 def test_what_needs_a_store_or_a_service_is_refused(more, param):
     with pytest.raises(Refusal) as refusal:
         chat_request({"model": "m", "input": "?", **more})
     assert refusal.value.status == 400 and refusal.value.param == param
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "role", "content", "text", "format", "output"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(["message", "reasoning", "function_call", "function_call_output"])
+ITEMS = st.fixed_dictionaries({"type": KINDS}, optional={"role": JSON, "content": JSON, "output": JSON, "name": JSON})
+
+
+@given(
+    st.fixed_dictionaries(
+        {"input": st.lists(ITEMS | JSON, max_size=3) | JSON},
+        optional=dict.fromkeys(["tools", "tool_choice", "text", "instructions"], JSON),
+    )
+)
+def test_a_malformed_body_is_refused(body):
+    try:
+        assert isinstance(chat_request(body)["messages"], list)
+    except Refusal as refusal:
+        assert refusal.status == 400
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_responses_and_events_are_those_of_the_openai_package(finish):
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "It", "reasoning": "Hm.", "tool_calls": [call]}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": None}
+    completion = {"model": "m", "usage": usage, "choices": [{"message": message, "finish_reason": finish}]}
+    response = response_of({"input": "?", "tools": [FUNCTION]}, completion)
+    Response.model_validate(response)
+    for event in event_stream(response):
+        TypeAdapter(ResponseStreamEvent).validate_json(event.partition("data: ")[2])
 
 
 def test_an_answer_that_was_cut_is_incomplete():

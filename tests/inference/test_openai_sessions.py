@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
 from trinity_core.data.spellings import canonical
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
+from trinity_core.inference.openai_api.recorded_session import RecordedSession
 from trinity_core.inference.openai_api.recorder import Recorder
 from trinity_core.inference.requests import Sample
 
@@ -231,6 +232,91 @@ def test_arguments_that_no_client_can_read_come_back_repaired(back):
 def test_arguments_of_any_depth_are_compared():
     deep = "[" * 50_000
     assert canonical(calling(deep)) == canonical(calling(deep)) != canonical(calling("{}"))
+
+
+MANY_DIGITS = "9" * 5000
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("0x" + "f" * 5000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=6,
+)
+LITERALS = st.recursive(
+    st.sampled_from(["1", "'a'", "b'a'", "None", "1j", "...", "'function'", "'name'", "0x" + "f" * 5000, MANY_DIGITS]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda all: f"[{', '.join(all)}]"),
+        st.lists(inner, min_size=1, max_size=2).map(lambda all: f"({', '.join(all)},)"),
+        st.lists(inner, min_size=1, max_size=2).map(lambda all: f"{{{', '.join(all)}}}"),
+        st.lists(st.tuples(inner, inner), max_size=2).map(lambda all: f"{{{', '.join(f'{k}: {v}' for k, v in all)}}}"),
+    ),
+    max_leaves=8,
+)
+WRITTEN = st.one_of(
+    st.text(max_size=20),
+    VALUES.map(json.dumps),
+    LITERALS.map("Calling tools: {}".format),
+    LITERALS.map("Calling tools: [{{'function': {{'name': 'f', 'arguments': {}}}}}]".format),
+    st.sampled_from(
+        [MANY_DIGITS, f"[{MANY_DIGITS}]", f'{{"a": {MANY_DIGITS}}}', "[" * 9000, "Calling tools: [{[]: 1}]"]
+    ),
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["assistant", "user", "tool"]), "content": WRITTEN | VALUES},
+    optional={
+        "tool_calls": st.lists(
+            VALUES
+            | st.fixed_dictionaries({"function": VALUES | st.fixed_dictionaries({"arguments": WRITTEN | VALUES})}),
+            max_size=2,
+        )
+    },
+)
+
+
+@given(MESSAGES)
+def test_any_message_can_be_compared(message):
+    assert canonical(message) == canonical(dict(message))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{MANY_DIGITS}]",
+        "Calling tools: [{'function': 'x'}]",
+        "Calling tools: [{[]: 1}]",
+        "Calling tools: [{'function': {'name': 'f', 'arguments': {(1, 2): 3}}}]",
+        "Calling tools: [{'function': {'name': 'f', 'arguments': {'a': {1: 2, 'b': 3}}}}]",
+        "Calling tools: [{'function': {'name': 'f', 'arguments': {'a': 0x" + "f" * 5000 + "}}}]",
+    ],
+)
+def test_text_that_is_no_call_is_compared_as_text(text):
+    answer, other = ({"role": "assistant", "content": content} for content in (text, text + " b"))
+    assert canonical(answer) == canonical({**answer, "content": f" {text} "}) != canonical(other)
+
+
+def test_a_request_whose_answer_cannot_be_journalled_leaves_nothing():
+    """What a journal has, the record has, and the other way round."""
+    journal, session = [], RecordedSession()
+    session.keeps = lambda setting, kept: journal.append((setting, kept))
+    exchange = session.begin()
+    exchange.messages, exchange.calls = [ASK], {("a", 0): call([1], [2])}
+    with pytest.raises(AttributeError):
+        exchange.keep({0: "no message"})
+    assert journal == [] and session.sampled_tokens == 0
+    exchange.close()
+    assert session.dropped_tokens == 1
+
+
+def test_an_answer_of_many_digits_is_kept_and_restored():
+    journal, session = [], RecordedSession()
+    session.keeps = lambda setting, kept: journal.append((setting, kept))
+    exchange, answer = session.begin(), {"role": "assistant", "content": f"[{MANY_DIGITS}]"}
+    exchange.messages, exchange.calls = [ASK], {("a", 0): call([1], [2])}
+    exchange.keep({0: answer})
+    exchange.close()
+    resumed = RecordedSession()
+    resumed.restore(*journal[0])
+    for one in (session, resumed):
+        assert one.digests == [call([1], [2]).digest] and one.dropped_tokens == 0
+        assert one.continued("", [ASK, answer, ASK]) is not None
 
 
 def test_what_begins_a_new_sequence_is_known():

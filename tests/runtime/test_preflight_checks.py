@@ -276,6 +276,21 @@ def test_models_of_a_joined_cluster_are_left_to_it(run_file):
     assert "checkpoint_root_dir" in problems(run_file, "cluster.ray_address=auto", "checkpoint_root_dir=/proc/nope")
 
 
+def test_a_secret_that_the_explorer_lacks_is_found(run_file, monkeypatch):
+    monkeypatch.setenv("HERE", "x")
+    command = "default_workflow_type: command_workflow, workflow_args: {command: 'true', secrets: [HERE, NOT_SET]}"
+    overrides = (
+        f"{INPUT}.eval_tasksets=[{{name: e, path: x, {command}}}]",
+        "explorer.rollout_model.enable_openai_api=true",
+    )
+    key = f"{INPUT}.eval_tasksets[0].workflow_args.secrets"
+    message = problems(run_file, *overrides)[key]
+    assert "NOT_SET" in message and "HERE" not in message
+    assert key not in problems(run_file, *overrides, "explorer.env_vars={NOT_SET: y}")
+    joined = checks.validate(run_file, [*overrides, "cluster.ray_address=10.0.0.1:6379"], offline=False)
+    assert joined.accepted and sum(key in notice for notice in joined.stages[0]["notices"]) == 1
+
+
 def test_a_port_in_use_is_told_and_may_pass(run_file):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

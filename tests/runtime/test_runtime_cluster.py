@@ -8,14 +8,16 @@ import threading
 import time
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from trinity_core.config import Config, config_from_dict
+from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.requests import WeightSource
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
@@ -61,6 +63,21 @@ def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.Monk
     assert actors.keep(cluster, config, placement, [], ["t"]) == ["t"] and not ended
     cluster._users = 1
     assert actors.keep(cluster, config, placement, ["e"], ["t"]) == [], "no other stage can follow"
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_kept_engines_take_the_adapter_out_or_load_the_model(lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter's engines have the base already, which may be a hub name or no safetensors."""
+    config = small_config().with_values({"model.model_path": "org/name"})
+    if lora:
+        config = config.with_values({"model.lora_configs": (LoraConfig(),)})
+    placement, cluster, loaded = place(config, Machine(1, 0)), Cluster(config, Machine(1, 0)), list[WeightSource]()
+    engine = SimpleNamespace(load=SimpleNamespace(remote=lambda source, version: loaded.append(source)))
+    cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), [engine])
+    monkeypatch.setattr(actors, "_are_ready", lambda cluster, kept, load: [load()])
+    monkeypatch.setattr(actors, "results_of", lambda *_: None)
+    assert actors.start_engines(cluster, config, placement) == [engine]
+    assert loaded == [WeightSource("folder", "" if lora else str(Path("org/name").absolute()))]
 
 
 def test_nodes_of_kept_actors_are_given_up_when_those_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,15 @@ def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
     assert "tried again: Ray did not start" in caplog.text
 
 
+@pytest.mark.parametrize(("key", "path"), [("", None), ("stages.rft.", "adapter")])
+def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tmp_path: Path) -> None:
+    """Unless a later stage names one itself: what the stage before hands on has the first one merged."""
+    both = loaded(tmp_path, f"{key}model.lora_configs=[{{path: adapter, lora_rank: 8}}]")
+    assert both[0].model.lora is None or both[0].model.lora.path == "adapter"
+    later = start_from(both[1], "sft/model").model.lora
+    assert later is not None and (later.path, later.lora_rank) == (path, 8)
+
+
 @pytest.mark.parametrize(("critic", "starts_from"), [(None, "sft/model"), ("value-model", "value-model")])
 def test_a_later_stage_keeps_a_critic_of_its_own(critic: str | None, starts_from: str, tmp_path: Path) -> None:
     own = [] if critic is None else [f"model.critic_model_path={critic}"]

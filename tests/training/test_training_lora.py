@@ -22,6 +22,7 @@ from trinity_core.sync.versions import VersionPublisher
 from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
+from trinity_core.training.policy import FastPaths
 from trinity_core.training.publish import Publisher, make_weight_check, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.state import base_weights, optimizer_state, weights
@@ -86,6 +87,7 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
     assert all(torch.equal(base[name], tensor) for name, tensor in base_weights(one.engine))
     assert base.keys() == {name for name, _ in weights(whole.engine, tied=True)}
     assert (logprobs(one) - start).abs().max() > 1e-4
+    assert all(tensor.any() for name, tensor in weights(one.engine) if name.endswith("B")), "each B has had a gradient"
     with one.reference.on_device():
         assert torch.equal(logprobs(one), start)
     batch = make_batch(3)
@@ -172,8 +174,13 @@ def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
     torch.testing.assert_close(adapted, ours, atol=1e-4, rtol=0)
     torch.testing.assert_close(merged, ours, atol=1e-4, rtol=0)
     assert (plain - ours).abs().max() > 1e-3
-    # A further run begins with that adapter.
-    at_start = learner(lora=f"[{{lora_rank: 4, lora_alpha: 12, path: '{folder}'}}]")
+    # A further run begins with that adapter, also with dropout, without which the fast paths are tried.
+    settings = f"lora_rank: 4, lora_alpha: 12, path: '{folder}'"
+    dropping = learner(
+        "sft", f"[{{{settings}, lora_dropout: 0.5}}]", buffer__trainer_input__experience_buffer__path="r"
+    )
+    assert dropping.engine.module.fast_paths == one.engine.module.fast_paths == FastPaths(True, True)
+    at_start = learner(lora=f"[{{{settings}}}]")
     torch.testing.assert_close(logprobs(at_start), logprobs(one), atol=1e-6, rtol=0)
     with pytest.raises(TrinityError, match="lora_alpha 12 instead of 32"):
         learner(lora=f"[{{lora_rank: 4, path: '{folder}'}}]")
@@ -203,9 +210,9 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
     assert versions.values(2, "float32") == values
 
 
-def test_target_modules_that_the_model_lacks_are_refused(learner: Any) -> None:
-    for names in ("[no_such_proj]", "[embed_tokens]"):
-        with pytest.raises(TrinityError, match="target_modules"):
+def test_target_modules_that_cannot_be_trained_are_refused(learner: Any) -> None:
+    for names in ("[no_such_proj]", "[embed_tokens]", "[q_proj, lm_head]"):
+        with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.target_modules"):
             learner(lora=f"[{{target_modules: {names}}}]")
 
 

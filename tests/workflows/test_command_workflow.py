@@ -91,6 +91,8 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("os.kill(os.getpid(), 11)", r"signal 11 \(SIGSEGV\)"),
         ("raise SystemExit(os.environ['OF_ANOTHER_SERVICE'])", r"exit code 1: \*\*\*"),
         ("raise SystemExit(f'with {os.environ}')", r"'OPENAI_API_KEY': '\*\*\*'"),
+        ("raise SystemExit(os.environ['MINE'] + ' at 1' + os.environ['EMPTY'])", r"exit code 1: \*\*\* at 1$"),
+        ("raise SystemExit('a' * 300 + os.environ['OF_ANOTHER_SERVICE'] + 'b' * 495)", r"exit code 1: \*\*\*b+$"),
         ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
@@ -102,8 +104,11 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
 )
 def test_a_command_that_fails_says_why(tmp_path, monkeypatch, script, message):
     monkeypatch.setenv("OF_ANOTHER_SERVICE", "sk-other")
+    monkeypatch.setenv("EMPTY", "")
+    limits = {"memory_gib": 1.0, "file_gib": 1 / 64}
+    variables = {"secrets": ["OF_ANOTHER_SERVICE", "EMPTY"], "env": {"MINE": "token of mine", "FLAG": "1"}}
     with pytest.raises(CommandFailed, match=message):
-        run(tmp_path, script, "math_reward", memory_gib=1.0, file_gib=1 / 64, secrets=["OF_ANOTHER_SERVICE"])
+        run(tmp_path, script, "math_reward", **limits, **variables)
 
 
 def test_a_secret_that_is_not_there_is_named(tmp_path):

@@ -17,8 +17,8 @@ from trinity_core import adapters
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.shards import load_shard, shard_files
 from trinity_core.checkpoints.shards import merge as merge_shards
-from trinity_core.checkpoints.shards import shard_files
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
@@ -106,7 +106,9 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
     if is_ours and (wrong := damage(step_folder)):
         raise DataError(f"{step_folder} is damaged: {wrong}. Convert another checkpoint")
     if target.name == ADAPTER:
-        adapters.write_adapter(merge_shards(actor), adapters.read_config(target), target)
+        settings, matrices = adapters.read_config(target), _adapter(actor)
+        _refuse_removed(step_folder, is_ours)
+        adapters.write_adapter(matrices, settings, target)
         return target
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
@@ -183,11 +185,17 @@ def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return megatron.to_huggingface(megatron.read(folder), config)
 
 
+def _adapter(actor: Path) -> dict[str, torch.Tensor]:
+    if not shard_files(actor):
+        raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)")
+    return merge_shards(actor)
+
+
 def _merged(step_folder: Path, base_model_dir: Path | None) -> dict[str, torch.Tensor]:
     """The base model of a checkpoint's adapter with the adapter in it. Raises `DataError` if the base has changed."""
     actor = step_folder / "actor"
     config = adapters.read_config(actor / ADAPTER)
-    adapter = merge_shards(actor)
+    adapter = _adapter(actor)
     base = str(base_model_dir or config["base_model_name_or_path"])
     began = json.loads((step_folder / STATE).read_text())["began"]
     if began and Beginning(**began).differs(Beginning.of(base)):
@@ -197,8 +205,8 @@ def _merged(step_folder: Path, base_model_dir: Path | None) -> dict[str, torch.T
         )
     folder = model_folder(base)
     files = weight_files(folder) if folder is not None else []
-    if not files or any(file.suffix != ".safetensors" for file in files):
-        raise DataError(f"{base} holds no safetensors into which the adapter in {actor} could be merged")
+    if not files:
+        raise DataError(f"{base} holds no weights into which the adapter in {actor} could be merged")
     dtype = next(iter(adapter.values())).dtype
     return dict(adapters.merge(_as_wide(_read(files), dtype), adapter, adapters.scaling(config)))
 
@@ -207,6 +215,9 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import safe_open
 
     for file in files:
+        if file.suffix != ".safetensors":
+            yield from load_shard(file).items()
+            continue
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 yield name, opened.get_tensor(name)

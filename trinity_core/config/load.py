@@ -96,9 +96,9 @@ def _load(
     tree, notices = _native(origin, report)
     plugins_loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
 
-    def checked(tree: Tree) -> Config:
+    def checked(tree: Tree, of_stage: Tree | None = None) -> Config:
         written = typed_section(Config, tree, report)
-        config = resolve(written).as_written(tree, _notices_of(notices, report.stage))
+        config = resolve(written).as_written(tree, _notices_of(notices, report.stage), of_stage=of_stage)
         config = typed_arguments(config, report, plugins_loaded)
         rules.check(written, config, report)
         return config if check is None else check(config, report)
@@ -112,7 +112,8 @@ def _load(
         for index, stage in enumerate(tree["stages"] if config.stages else ()):
             if isinstance(stage, dict):
                 report.stage = f"stages[{index}]"
-                runs.append(checked(_stage_tree(_native(origin, report, index)[0] if origin.refers else tree, index)))
+                whole = _native(origin, report, index)[0] if origin.refers else tree
+                runs.append(checked(_stage_tree(whole, index), whole["stages"][index]))
         config = config.as_written(tree, notices, runs)
     report.check()
     return config

@@ -18,8 +18,8 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 """Between the words of `apiKey` and `X-Api-Key`."""
 _URL_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|secret|password)=)[^&#\s]+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):\S+(?=@)")
-_ENVIRONMENT = "env_vars"
-"""Its names are the user's own, and say nothing of what is secret: every value of it is."""
+_ENVIRONMENT, _ARGUMENTS = "env_vars", "workflow_args"
+"""The names in an environment are the user's own, and say nothing of what is secret: every value of it is."""
 
 
 def public_dict(config: Config) -> dict[str, Any]:
@@ -28,15 +28,24 @@ def public_dict(config: Config) -> dict[str, Any]:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """The same value, with all of `env_vars`, what a key calls a secret, HTTP headers, and secrets in URLs masked."""
+    """The same value, with all of `env_vars` and `workflow_args.env`, what a key calls a secret, HTTP headers, and
+    secrets in URLs masked."""
+    if key == _ARGUMENTS and isinstance(value, dict):
+        named = value.get("secrets")  # the names of variables, as `command_workflow` takes them
+        names = {"secrets": list(named)} if isinstance(named, list | tuple) else {}
+        environment = {"env": without_secrets(value["env"], _ENVIRONMENT)} if "env" in value else {}
+        return _without_secrets(value) | names | environment
     if value and _SECRET_KEY.search(_WORD.sub("_", key).lower()):
         return MASK
     if isinstance(value, dict):
-        hidden = key == _ENVIRONMENT
-        return {name: MASK if hidden and part else without_secrets(part, str(name)) for name, part in value.items()}
+        return {name: part and MASK for name, part in value.items()} if key == _ENVIRONMENT else _without_secrets(value)
     if isinstance(value, list | tuple):
         return [without_secrets(part) for part in value]
     return without_password(value) if isinstance(value, str) else value
+
+
+def _without_secrets(section: dict[str, Any]) -> dict[str, Any]:
+    return {name: without_secrets(part, str(name)) for name, part in section.items()}
 
 
 def without_password(text: str) -> str:

@@ -18,9 +18,13 @@ def canonical(message: Message) -> str:
 
     Clients send an answer back with or without empty fields, its content as text or as parts, with other white space,
     and if it is JSON with another order of keys; a tool's arguments as an object or as JSON within JSON; calls as text
-    (smolagents). Of an answer only its content and its tool calls count: reasoning need not come back.
+    (smolagents). Of an answer only its content and its tool calls count: reasoning need not come back. A message that
+    JSON cannot hold in this form, such as one nested too deep, equals only itself.
     """
-    return json.dumps(said(message), sort_keys=True, default=str)
+    try:
+        return json.dumps(said(message), sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(message)
 
 
 def said(message: Message) -> dict[str, Any]:
@@ -32,12 +36,17 @@ def said(message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls") or ()
     if not calls and isinstance(content, str) and CALLS_AS_TEXT in content:
         content, calls = _calls_in(content)
-    functions = [call.get("function") or {} for call in calls]
     return {
         "role": role,
         "content": _without_spaces(content) if isinstance(content, str) else content,
-        "tool_calls": [[function.get("name"), parsed(function.get("arguments"))] for function in functions],
+        "tool_calls": [_name_and_arguments(call) for call in calls],
     }
+
+
+def _name_and_arguments(call: Any) -> Any:
+    """What counts of a call; a malformed one is compared as it is."""
+    function = (call.get("function") or {}) if isinstance(call, Mapping) else None
+    return [function.get("name"), parsed(function.get("arguments"))] if isinstance(function, Mapping) else call
 
 
 def _without_spaces(text: str) -> Any:
@@ -51,10 +60,18 @@ def _calls_in(content: str) -> tuple[str, list[Message]]:
     text, _, listed = content.rpartition(CALLS_AS_TEXT)
     try:
         calls = ast.literal_eval(listed.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        json.dumps(calls, sort_keys=True)  # an int of too many digits, keys that cannot be sorted, a set
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return content, []
-    are_calls = isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls)
-    return (text, calls) if are_calls else (content, [])
+    return (text, calls) if isinstance(calls, list) and all(map(_is_call, calls)) else (content, [])
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    arguments = function.get("arguments")
+    return arguments is None or (isinstance(arguments, str | dict) and all(isinstance(key, str) for key in arguments))
 
 
 def _text(content: Any) -> Any:
@@ -70,6 +87,6 @@ def parsed(arguments: Any) -> Any:
     while isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # no JSON; more than 4300 digits; too deep
             break
     return {} if arguments is None else arguments

@@ -48,7 +48,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
     """
     settings, nodes = engine_settings(config, placement), placement.nodes
-    start = settings.adapter_path or settings.model_path
+    start = settings.adapter_path or ("" if settings.lora_rank else settings.model_path)
     kept = cluster.take("engines", engine_key(settings, placement))
     if kept and _are_ready(cluster, kept, lambda: load_folder(kept, start, cluster.check)):
         return kept
@@ -91,11 +91,12 @@ def trainer_key(placement: Placement) -> Hashable:
 
 
 def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) -> None:
-    """Put the weights of a Hugging Face folder into running engines, as version 0."""
+    """Put the weights of a Hugging Face folder into running engines, as version 0; "" takes an adapter out."""
     from trinity_core.inference.requests import WeightSource
 
-    source = WeightSource("folder", str(Path(model_path).absolute()))
-    timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {model_path}", check)
+    source = WeightSource("folder", str(Path(model_path).absolute()) if model_path else "")
+    what = model_path or "the model without an adapter"
+    timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {what}", check)
     results_of([engine.load.remote(source, 0) for engine in engines], timed)
 
 

@@ -39,8 +39,13 @@ def load_checked(
 
 
 def start_from(config: Config, model_path: str) -> Config:
-    """The configuration of a stage that begins with the model of the stage before; a critic of its own stays."""
+    """The configuration of a stage that begins with the model of the stage before; a critic of its own stays.
+
+    An adapter to start from that is configured for all stages is in that model already; one of the stage's own stays.
+    """
     model = config.model
+    if model.lora is not None and not config.written_by_stage("model.lora_configs"):
+        config = config.with_values({"model.lora_configs": (model.lora.with_values({"path": None}),)})
     critic = model_path if model.critic_model_path == model.model_path else model.critic_model_path
     return config.with_values({"model.model_path": model_path, "model.critic_model_path": critic})
 

@@ -64,7 +64,8 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     """Freeze `lm` and put an adapter into it: that of `lora.path`, or a new one, whose B is zero.
 
     A is drawn by `seed` alone, so that a run that begins again begins the same. Without `dropout` nothing is dropped.
-    Raises TrinityError if the model has no such matrices, or the folder's adapter is another one.
+    Raises TrinityError if the model has no such matrices, if one is the output embedding, or if the folder's adapter is
+    another one.
     """
     import peft
 
@@ -74,12 +75,18 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
     )  # fmt: skip
     dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
+    head = lm.get_output_embeddings()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             peft.inject_adapter_in_model(settings, lm, ACTIVE)
         except ValueError as error:
             raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
+    if lm.get_output_embeddings() is not head:
+        raise TrinityError(
+            "model.lora_configs[0].target_modules: the output embedding cannot have an adapter: log-probs are computed "
+            "with its weight, which may be the input embedding's too; leave it out"
+        )
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
     if other := [name for name in tensors if not is_adapter(plain_name(name))]:
         raise TrinityError(

@@ -306,12 +306,12 @@ def find_fast_paths(lm: Any) -> FastPaths:
     padded = "eager" if attention_capped else "sdpa"  # which leaves soft caps out
     with torch.no_grad():
         lm.set_attn_implementation(padded)
-        truth, _ = Policy(lm, FastPaths(False, False))(plain, 1.0, False)
-        own_head = not head_capped and _same(Policy(lm, FastPaths(False, True))(plain, 1.0, False)[0], truth, dtype)
+        truth = _tried(lm, FastPaths(False, False), plain)
+        own_head = not head_capped and _same(_tried(lm, FastPaths(False, True), plain), truth, dtype)
         packing = own_head and padded == "sdpa" and _windowless(text)
         if packing:
             lm.set_attn_implementation(ATTENTION)
-            packing = _same(Policy(lm, FastPaths(True, True))(shared, 1.0, False)[0], truth, dtype)
+            packing = _same(_tried(lm, FastPaths(True, True), shared), truth, dtype)
         by_length = packing and _fits_by_length(lm, shared, truth)
         if not packing:
             lm.set_attn_implementation(padded)
@@ -321,13 +321,19 @@ def find_fast_paths(lm: Any) -> FastPaths:
     return FastPaths(packing, own_head, by_length)
 
 
+def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
+    """Log-probs [K] on these paths, without an adapter's dropout, with which no two passes are alike."""
+    logprobs: Tensor = Policy(lm, paths).eval()(micro, 1.0, False)[0]
+    return logprobs
+
+
 def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
     """True if attention by lengths gives the log-probs `truth`; it has a kernel for half precision on CUDA alone."""
     dtype = lm.dtype
     if not shared.targets.is_cuda or dtype == torch.float32:
         return False
     try:
-        return _same(Policy(lm, FastPaths(True, True, by_length=True))(shared, 1.0, False)[0], truth, dtype)
+        return _same(_tried(lm, FastPaths(True, True, by_length=True), shared), truth, dtype)
     except RuntimeError as error:  # such as a size of heads that the kernel does not take
         log.info("%s: attention uses masks: %s", lm.config.model_type, str(error).splitlines()[0])
         return False

@@ -112,6 +112,10 @@ REPORT_BYTES = 16 << 20
 SHOWN = 500
 """Last characters of a command's output in the message of its failure."""
 
+SHORTEST_SECRET = 4
+"""Values of `workflow_args.env` with fewer characters, such as 1 or no, are not masked in that message: line numbers
+and words would be."""
+
 
 class CommandFailed(Exception):
     """A command ended with an error, took too long, or left no report; another attempt may do better."""
@@ -219,9 +223,8 @@ async def run_command(arguments: CommandArguments, folder: Path, environment: Ma
     if child.process.returncode:
         if child.output_bytes() >= blocks * 512:
             raise CommandFailed(f"its output is larger than {arguments.file_gib:g} GiB (workflow_args.file_gib)")
-        text = child.output(SHOWN)
-        for name in ("OPENAI_API_KEY", *arguments.secrets):
-            text = text.replace(environment[name], "***")
+        given = [value for value in arguments.env.values() if len(value) >= SHORTEST_SECRET]
+        text = child.output(SHOWN, [environment[name] for name in ("OPENAI_API_KEY", *arguments.secrets)] + given)
         raise CommandFailed(f"it ended with {ending(child.process.returncode)}: {text}")
 
 

@@ -131,11 +131,13 @@ def jsd(
     kl_coef: float = 1.0,
     lambda_coef: float = 0.5,
 ) -> tuple[Tensor, dict[str, float]]:
-    """-kl_coef * (l p log(p / m) + (1 - l) q log(q / m)), m = l p + (1 - l) q, l = `lambda_coef`: the sampled token's
-    term of the generalised Jensen-Shannon divergence (Agarwal et al., arXiv 2306.13649, section 3), as Trinity-RFT's.
+    """kl_coef * (1 - l) * log(m / q), m = l p + (1 - l) q, l = `lambda_coef`: minus the score-function gradient of the
+    generalised Jensen-Shannon divergence l KL(p, m) + (1 - l) KL(q, m) (Agarwal et al., arXiv 2306.13649, section 3).
 
-    p is the teacher's probability of the token, q the student's (`teacher_logprobs`, `old_logprobs` [B, T]). 0 for l of
-    0 or 1. Raises InputError for an l outside of [0, 1].
+    p is the teacher's probability of the token, q the student's (`teacher_logprobs`, `old_logprobs` [B, T]). The
+    derivative of the divergence by q of a token is (1 - l) log(q / m), as what comes from m sums to -(1 - l) and the 1
+    of d(q log q) cancels it. At least (1 - l) log(1 - l), however much the teacher dislikes a token; 0 for l of 0 or 1.
+    The metric is the divergence as estimated from the sampled tokens. Raises InputError for an l outside of [0, 1].
     """
     if not 0 <= lambda_coef <= 1:
         raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}")
@@ -144,6 +146,7 @@ def jsd(
     teacher, student = clean(teacher_logprobs, mask), clean(old_logprobs, mask)
     shares = torch.tensor([lambda_coef, 1 - lambda_coef], dtype=teacher.dtype, device=teacher.device)
     mixed = torch.logaddexp(teacher + shares[0].log(), student + shares[1].log())
-    terms = shares[0] * teacher.exp() * (teacher - mixed) + shares[1] * student.exp() * (student - mixed)
-    divergence = clean(terms, mask)
-    return -kl_coef * divergence, {"jsd/token": float(masked_mean(divergence, mask))}
+    ahead = clean(student - mixed, mask)
+    ratio = (teacher - student).double().exp()
+    divergence = clean(shares[0] * ratio * (teacher - mixed) + shares[1] * ahead, mask)
+    return -kl_coef * shares[1] * ahead, {"jsd/token": float(masked_mean(divergence, mask))}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_core.config import schema
+from trinity_core.config.algorithm_types import ALGORITHMS, M2PO
 from trinity_core.config.foreign.key_action import (
     FOLLOWS,
     SILENT,
@@ -199,10 +200,28 @@ CLIP_V = refused(
 CPT = refused("texts without a prompt are not trained on here; write sft, with rows of a prompt and a response.")
 
 
+GRPO_ADVANTAGE = (ALGORITHMS["grpo"].advantage_fn, ALGORITHMS["grpo"].advantage_fn_args)
+
+
 def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     """M2PO is a loss elsewhere; here an advantage of GRPO's and a loss without a clip, against the sampling policy."""
-    if algorithm.get("advantage_fn"):
+    name = algorithm.get("algorithm_type") or "ppo"
+    kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else name, ALGORITHMS["ppo"])
+    if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
         return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
+    if (kind.advantage_fn, kind.advantage_fn_args) not in (GRPO_ADVANTAGE, (M2PO.advantage_fn, M2PO.advantage_fn_args)):
+        return Refused(
+            f"m2po has GRPO's advantage here, algorithm_type {name} another: write algorithm_type: m2po beside it."
+        )
+    corrected = algorithm.get("rollout_correction")
+    if corrected not in (None, {}, "bypass") and correction(corrected, {}) != {
+        "/algorithm.rollout_correction": "bypass"
+    }:
+        return Refused("m2po's ratio is to the policy that sampled: leave rollout_correction out.")
+    loss_args = algorithm.get("policy_loss_fn_args")
+    asked = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
+    if (asked or kind.loss_agg_mode) != M2PO.loss_agg_mode:
+        return Refused("m2po's loss is a mean over tokens: write loss_agg_mode: token-mean.")
     parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
     return {f"/algorithm.{part}": name for part, name in parts.items()}
 

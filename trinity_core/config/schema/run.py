@@ -125,6 +125,7 @@ class Config(Section):
     """Several runs in sequence."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _stage_runs: tuple[Config, ...] = PrivateAttr(default=())
+    _of_stage: dict[str, Any] = PrivateAttr(default_factory=dict)
     _notices: tuple[Finding, ...] = PrivateAttr(default=())
 
     def __eq__(self, other: object) -> bool:
@@ -138,10 +139,11 @@ class Config(Section):
 
     def written(self, key: str) -> Any:
         """What the user wrote at a dotted key, interpolated and in this schema's words; None if nothing."""
-        value: Any = self._given
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
+        return _at(self._given, key)
+
+    def written_by_stage(self, key: str) -> Any:
+        """`written` in the entry of `stages` that this configuration is of, not in the sections above."""
+        return _at(self._of_stage, key)
 
     @property
     def stage_runs(self) -> tuple[Config, ...]:
@@ -153,10 +155,18 @@ class Config(Section):
         """What was said of the user's keys that have no effect here."""
         return self._notices
 
-    def as_written(self, tree: dict[str, Any], notices: Iterable[Finding], stage_runs: Iterable[Config] = ()) -> Config:
-        """A copy that says what the user wrote, without keys that have no effect, and what its stages are."""
+    def as_written(
+        self,
+        tree: dict[str, Any],
+        notices: Iterable[Finding],
+        stage_runs: Iterable[Config] = (),
+        of_stage: dict[str, Any] | None = None,
+    ) -> Config:
+        """A copy that says what the user wrote, without keys that have no effect, and what its stages are; or of a
+        stage what its own entry is."""
         config = self.model_copy()
         config._given, config._notices, config._stage_runs = tree, tuple(notices), tuple(stage_runs)
+        config._of_stage = of_stage or {}
         return config
 
     @property
@@ -220,3 +230,11 @@ class Config(Section):
             parts.kl_loss_fn,
             parts.kl_loss_fn_args,
         )
+
+
+def _at(tree: dict[str, Any], key: str) -> Any:
+    """The value at a dotted key; None if there is none."""
+    value: Any = tree
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

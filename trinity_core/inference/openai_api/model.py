@@ -195,7 +195,8 @@ class ApiModel(RecordingModel):
         found = super().extract_experience_from_history(clear_history)
         if "_own" in vars(self):
             own = self._own.experiences()
-            if len(own) == self._task.repeat_times and answer_one_prompt(own):
+            answers = len(self._own.session.digests)  # those without loss too: a grammar chose all of their tokens
+            if len(own) == self._task.repeat_times == answers and have_one_prompt(own):
                 for experience in own:
                     experience.turn = 0
             found += own
@@ -216,10 +217,9 @@ class ApiModel(RecordingModel):
         )
 
 
-def answer_one_prompt(experiences: Sequence[Experience]) -> bool:
-    """True if each is a single answer, and all of them answer the same prompt."""
-    prompts = {one.tokens[: one.prompt_length].tobytes() for one in experiences}
-    return len(prompts) == 1 and all(len(one.info[ANSWERS]) == 1 for one in experiences)
+def have_one_prompt(experiences: Sequence[Experience]) -> bool:
+    """True if all of them begin with the same prompt."""
+    return len({one.tokens[: one.prompt_length].tobytes() for one in experiences}) == 1
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from trinity_core.data.turns import Call, Message, TokenSequence
-from trinity_core.inference.openai_api.recorder import Recorder
+from trinity_core.inference.openai_api.recorder import Entry, Recorder
 
 Kept = tuple[Call, Sequence[Message] | None]
 """An answer, and its messages with itself as the last; None if it cannot be continued."""
@@ -152,9 +152,11 @@ class RecordedSession:
             if self.ended:
                 return
             kept = exchange.histories(answers)
+            entries = [Entry.of(call, exchange.setting, history) for call, history in kept]
             if self.keeps is not None:
                 self.keeps(exchange.setting, kept)
-            self._record(exchange.setting, kept)
+            for entry in entries:  # what may fail is behind us: journal, record and client agree
+                self._recorder.add(entry)
             exchange.kept, exchange.answer_number = True, self._answered
             self._answered += 1
             if exchange.connection is not None:
@@ -165,11 +167,8 @@ class RecordedSession:
         with self._lock:
             self._requests += 1
             self._answered += 1
-            self._record(setting, kept)
-
-    def _record(self, setting: str, kept: Sequence[Kept]) -> None:
-        for call, history in kept:
-            self._recorder.record(call, setting, history)
+            for call, history in kept:
+                self._recorder.record(call, setting, history)
 
     def _close(self, exchange: Exchange) -> None:
         with self._lock:

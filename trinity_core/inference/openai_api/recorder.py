@@ -7,7 +7,7 @@ is served on the recorded token ids, so its prompt begins with them; any other r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -15,6 +15,28 @@ import numpy as np
 
 from trinity_core.data.spellings import canonical, parsed, said
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An answer, and how requests that continue it are known."""
+
+    call: Call
+    following: Mapping[bytes, Message]
+    """By digest of setting and the beginning of its history: the message that came next."""
+    endings: Sequence[bytes]
+    """Digests of its setting and all its history, for each spelling of the answer; empty if it cannot be continued."""
+
+    @classmethod
+    def of(cls, call: Call, setting: str, history: Sequence[Message] | None) -> Entry:
+        """See `Recorder.record`."""
+        if history is None:
+            return cls(call, {}, ())
+        digests = _digests(setting, history)
+        endings = [digests[-1]]
+        if (repaired := _repaired(history[-1])) is not None:
+            endings.append(_digests(setting, [*history[:-1], repaired])[-1])
+        return cls(call, dict(zip(digests, history, strict=False)), endings)
 
 
 @dataclass
@@ -32,15 +54,14 @@ class Recorder:
 
         `setting` is what else the prompt depends on, such as the tools. An answer without tokens is not kept.
         """
-        if not len(call.sample.tokens):
-            return
-        self.calls.append(call)
-        if history is not None:
-            digests = _digests(setting, history)
-            self._next.update(zip(digests, history, strict=False))
-            self._answers[digests[-1]] = call
-            if (repaired := _repaired(history[-1])) is not None:
-                self._answers[_digests(setting, [*history[:-1], repaired])[-1]] = call
+        self.add(Entry.of(call, setting, history))
+
+    def add(self, entry: Entry) -> None:
+        """Keep an answer that was prepared by `Entry.of`. Cannot fail."""
+        if len(entry.call.sample.tokens):
+            self.calls.append(entry.call)
+            self._next.update(entry.following)
+            self._answers.update(dict.fromkeys(entry.endings, entry.call))
 
     def forget(self, calls: Sequence[Call]) -> None:
         """Remove answers that their client never had."""

@@ -41,16 +41,28 @@ def chat_request(body: Mapping[str, Any]) -> Fields:
     chat = {RENAMED.get(name, name): value for name, value in body.items() if name not in left_out}
     chat["messages"] = _messages(body)
     if tools := body.get("tools"):
-        chat["tools"] = [_tool(tool) for tool in tools]
+        chat["tools"] = [_tool(tool) for tool in _objects(tools, "tools")]
         if (choice := body.get("tool_choice")) is not None:
             chat["tool_choice"] = _tool_choice(choice)
-    kind = (body.get("text") or {}).get("format") or {}
+    kind = _object(_object(body.get("text") or {}, "text").get("format") or {}, "text")
     if kind.get("type") == "json_schema":
         schema = {name: value for name, value in kind.items() if name != "type"}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif kind:
         chat["response_format"] = kind
     return chat
+
+
+def _object(value: Any, param: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise Refusal(400, "invalid_type", f"{param}: an object is wanted, not {value!r:.80}.", param)
+    return value
+
+
+def _objects(value: Any, param: str) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list):
+        raise Refusal(400, "invalid_type", f"{param}: a list is wanted, not {value!r:.80}.", param)
+    return [_object(each, param) for each in value]
 
 
 def _tool(tool: Mapping[str, Any]) -> Fields:
@@ -63,7 +75,7 @@ def _tool(tool: Mapping[str, Any]) -> Fields:
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
-    if choice.get("type") != "function":
+    if _object(choice, "tool_choice").get("type") != "function":
         message = "tool_choice is 'auto', 'none', 'required' or a function here."
         raise Refusal(400, "unsupported_value", message, "tool_choice")
     return {"type": "function", "function": {"name": choice.get("name")}}
@@ -112,7 +124,7 @@ def _add(answer: Fields, kind: str, item: Mapping[str, Any]) -> None:
 
 
 def _text(content: Any) -> str:
-    parts = [{"text": content}] if isinstance(content, str) else content or []
+    parts = [{"text": content}] if isinstance(content, str) else _objects(content or [], "input")
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)
 
 
@@ -120,7 +132,7 @@ def _content(content: Any) -> Any:
     """The content of a message: a text where all of it is text, else the parts of a chat message."""
     if not isinstance(content, list):
         return content
-    if all("text" in part for part in content):
+    if all("text" in part for part in _objects(content, "input")):
         return _text(content)
     return [
         {"type": "image_url", "image_url": {"url": part.get("image_url")}}
@@ -151,7 +163,7 @@ def response_of(body: Mapping[str, Any], completion: Mapping[str, Any]) -> Field
         "tool_choice": body.get("tool_choice") or "auto",
         "usage": {
             "input_tokens": usage.get("prompt_tokens", 0),
-            "input_tokens_details": {"cached_tokens": details},
+            "input_tokens_details": {"cached_tokens": details, "cache_write_tokens": 0},
             "output_tokens": usage.get("completion_tokens", 0),
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.get("total_tokens", 0),

@@ -131,6 +131,7 @@ class RecordedChat(Chat):
         if exchange is None or raw_request is None:
             return await super().create_chat_completion(request, raw_request)
         _apply_terms(request, exchange)
+        request.parallel_tool_calls = None  # with False the client would get fewer calls than are recorded and learned
         exchange.guided = request.extract_structured_outputs() is not None or request.tool_choice not in OWN_CHOICE
         if exchange.guided:
             self._tell_once(GUIDED)

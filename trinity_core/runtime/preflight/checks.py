@@ -16,6 +16,7 @@ from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report
 from trinity_core.config.paths import explored_file, operator_input_file
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.task_output import output_root, uses_pipeline
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.pipelines.checks import missing_names
@@ -27,6 +28,7 @@ from trinity_core.runtime.preflight.models import missing_models, template_notic
 from trinity_core.runtime.preflight.needs import Need, least, size, total
 from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
+from trinity_core.workflows.agent import CommandArguments
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
@@ -125,7 +127,8 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
 
 
 def _notices_when_opened(config: Config) -> list[str]:
-    return [notice for notice in (template_notice(config), shared_memory_notice(config)) if notice]
+    elsewhere = [f"{each.key}: {each.message}" for each in absent_secrets(config) if config.cluster.ray_address]
+    return [notice for notice in (template_notice(config), shared_memory_notice(config), *elsewhere) if notice]
 
 
 def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
@@ -135,6 +138,7 @@ def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
     yield from missing_models(config, is_first)
     yield from too_long_sequences(config)
     yield from missing_names(config)
+    yield from absent_secrets(config)
     yield from unusable_data(config, is_first)
     yield from busy_port(config)
     yield from missing_gpus(config, len(os.sched_getaffinity(0)))
@@ -168,6 +172,20 @@ def folder_fault(folder: Path) -> str:
             return f"there is no room in {there} ({error.strerror}); make room, or choose another folder."
         what = "cannot be written to" if there == folder else "cannot be made"
         return f"{folder} {what} ({error.strerror or error}); choose another folder."
+
+
+def absent_secrets(config: Config) -> Iterator[Finding]:
+    """Variables that commands of rollouts are to see, and that neither this environment nor `explorer.env_vars` has.
+
+    The explorer of a run on this machine inherits this environment; in a joined cluster it may have another.
+    """
+    where = "the environment of this machine" if config.cluster.ray_address else "this environment"
+    for key, taskset in [*training_tasksets(config), *eval_tasksets(config)] if config.mode != "train" else []:
+        if taskset.default_workflow_type == "command_workflow":
+            secrets = CommandArguments.model_validate(taskset.workflow_args).secrets
+            if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
+                message = f"{where} has no variable {', '.join(absent)}: export it where the explorer runs."
+                yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message)
 
 
 def busy_port(config: Config) -> Iterator[Finding]:

@@ -1,0 +1,60 @@
+"""Folders of LoRA adapters: which are read, and that they are written whole."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trinity_core.adapters import CONFIG, WEIGHTS, read_config, write_adapter
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.files import TEMPORARY
+
+TENSORS = {"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(3, 2)}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"alpha_pattern": {"q_proj": 64}}, {"rank_pattern": {"q_proj": 4}}, {"lora_bias": True},
+        {"fan_in_fan_out": True}, {"init_lora_weights": "pissa"}, {"target_parameters": ["experts.down_proj"]},
+        {"use_rslora": True}, {"layer_replication": [[0, 4], [2, 5]]}, {"trainable_token_indices": [0]},
+    ],
+    ids=lambda more: next(iter(more)),
+)  # fmt: skip
+def test_an_adapter_that_is_more_than_two_matrices_and_a_scale_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    write_adapter(TENSORS, {"r": 2, "lora_alpha": 4, **more}, tmp_path)
+    with pytest.raises(DataError, match=next(iter(more))):
+        read_config(tmp_path)
+
+
+def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
+    import peft
+
+    peft.LoraConfig(r=2, lora_alpha=4, target_modules=["x"], task_type="CAUSAL_LM").save_pretrained(tmp_path)
+    assert read_config(tmp_path)["r"] == 2
+
+
+def test_two_converters_of_one_adapter_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a file of its own, and a full disk or a read-only folder is told as what it is."""
+    from trinity_core import adapters
+
+    names = []
+    write = adapters.when_room
+    monkeypatch.setattr(
+        adapters, "when_room", lambda save, target: (names.append(Path(target).name), write(save, target))
+    )
+    for _ in range(2):
+        write_adapter(TENSORS, {"r": 2, "lora_alpha": 4}, tmp_path)
+    assert len(set(names)) == 2 and all(TEMPORARY in name for name in names)
+    assert {path.name for path in tmp_path.iterdir()} == {CONFIG, WEIGHTS}
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(adapters, "when_room", refused)
+    with pytest.raises(TrinityError, match="permission"):
+        write_adapter(TENSORS, {"r": 2, "lora_alpha": 4}, tmp_path)
