@@ -69,6 +69,9 @@ def test_merging_is_w_plus_s_b_a() -> None:
     half = [each.to(torch.bfloat16) for each in (w, a, b)]
     exact = merged_weight(*(each.double() for each in half), 1.5)
     assert torch.equal(merged_weight(*half, 1.5), exact.to(torch.bfloat16))
+    new = torch.tensor([[-0.0, 1.0]])
+    unchanged = merged_weight(new, torch.ones(2, 2), torch.zeros(1, 2), 1.5)
+    assert digest(unchanged) == digest(new), "a new adapter leaves the base as the engines have it, bit for bit"
     found = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
     assert torch.equal(found["x.weight"], merged_weight(w, a, b, 1.5)) and found["x.bias"] is w
     with pytest.raises(DataError, match=r"y\.weight"):
