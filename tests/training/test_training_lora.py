@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from trinity_core.adapters import A, differences, merge, merged_weight
 from trinity_core.checkpoints.convert import convert
+from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import ADAPTER
 from trinity_core.sync.checkpoint import CheckpointVersions
@@ -22,6 +23,7 @@ from trinity_core.sync.versions import VersionPublisher
 from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
+from trinity_core.training.lora import add_adapter
 from trinity_core.training.policy import FastPaths
 from trinity_core.training.publish import Publisher, kept_versions, make_weight_check, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
@@ -211,6 +213,15 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
     kept = {name: tensor.clone() for name, tensor in published.items()}
     writer.publish_kept(2, versions.check(1), kept)
     assert versions.values(2, "float32") == values
+
+
+def test_transposed_matrices_are_refused() -> None:
+    """Merging adds B A as it is: to a square one without a word."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.target_modules"):
+        add_adapter(lm, LoraConfig(), "gpt2", 0, dropout=False)
 
 
 def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:
