@@ -191,6 +191,20 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("algorithm.optimizer.lr=true",), "algorithm.optimizer.lr", "wrong-type", ""),
     (("algorithm.optimizer.betas=[0.9]",), "algorithm.optimizer.betas", "wrong-type", ""),
     (("algorithm.optimizer=3",), "algorithm.optimizer", "wrong-type", ""),
+    *(
+        ((f"{INPUT}.taskset.path={path}",), f"{INPUT}.taskset.path", "wrong-type", "")
+        for path in ("[a.jsonl, '']", "[a.jsonl, ' ']", "a.jsonl|", "[a|b.jsonl]", "[a.jsonl, 'b|c.jsonl']", "[a, 3]")
+    ),
+    *(
+        (
+            (f"{INPUT}.taskset.path=[a.db, b.db]", f"{INPUT}.taskset.storage_type={kind}", "buffer.total_steps=2"),
+            f"{INPUT}.taskset.path",
+            "conflict",
+            "",
+        )
+        for kind in ("sql", "queue")
+    ),
+    ((f"{BUFFER}.path=[a.db, b.db]", f"{BUFFER}.storage_type=sql"), f"{BUFFER}.path", "conflict", ""),
     (("explorer.auxiliary_models=judge",), "explorer.auxiliary_models", "wrong-type", ""),
     (("explorer.eval_on_startup=2",), "explorer.eval_on_startup", "wrong-type", ""),
     (("project=[a]",), "project", "wrong-type", ""),

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from trinity_core.config import Config, config_from_dict, load_config, public_dict, to_yaml
 from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
-from trinity_core.config.reference import PAGE, page
+from trinity_core.config.reference import PAGE, listing, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -27,6 +27,18 @@ def sections(cls: type = Config) -> Iterator[type]:
     for setting in settings(cls):
         if setting.section is not None:
             yield from sections(setting.section)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "buffer.explorer_input.taskset.path",
+        "buffer.trainer_input.experience_buffer.path",
+        "model.lora_configs[i].target_modules",
+    ],
+)
+def test_keys_that_take_a_list_say_so(key: str) -> None:
+    assert listing(key).startswith(f"{key}: text or list [")
 
 
 def test_the_page_is_current() -> None:

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from trinity_core.cli import app
 from trinity_core.config import Config, config_from_dict
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data.formats import spare_columns
 from trinity_core.data.guess import guessed_format
 from trinity_core.data.inspection import inspect
 from trinity_core.data.messages import ROLES
@@ -109,6 +111,22 @@ def test_a_format_is_guessed_by_the_columns(row: dict[str, Any], use: str, expec
     assert guessed_format([row, row], use) == expected
 
 
+@pytest.mark.parametrize("answer", [0, False, 0.0])
+def test_an_answer_of_zero_is_an_answer(answer: Any) -> None:
+    rows = [{"question": "1-1?", "answer": answer}, {"question": "2-2?", "answer": None}]
+    for order in (rows, rows[::-1]):
+        assert guessed_format(order, "tasks") == {"prompt_key": "question", "response_key": "answer"}
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+def test_a_bad_row_does_not_hide_the_format(place: int) -> None:
+    rows: list[dict[str, Any]] = [{"question": "1+1?", "answer": "2"}] * 20
+    for bad in ({"question": None, "answer": None}, {"x": 1}, {"question": 3, "answer": [3]}):
+        given = [*rows[:place], bad, *rows[place + 1 :]]
+        assert guessed_format(given, "demonstrations") == {"prompt_key": "question", "response_key": "answer"}
+    assert guessed_format([*rows[:9], *[{"x": 1}] * 9], "tasks") == {}
+
+
 def test_a_format_that_is_not_given_is_guessed(given: dict[str, Any], tmp_path: Path) -> None:
     tasksets = given["buffer"]["explorer_input"]
     del tasksets["taskset"]["format"]
@@ -126,14 +144,33 @@ def test_columns_that_nothing_reads_are_named(given: dict[str, Any], tmp_path: P
     assert answers.spare == ["id", "source"] and "not read: id, source" in report_text(answers, False)
 
 
+READ = {"prompt", "response", "messages", "chosen", "rejected", "input", "instruction"}
+
+
+@pytest.mark.parametrize(
+    ("form", "use", "read"),
+    [
+        ({}, "sft", {"prompt", "response"}),
+        ({"prompt_key": "instruction"}, "sft", {"instruction", "input", "response"}),
+        ({"prompt_type": "messages"}, "sft", {"messages"}),
+        ({}, "dpo", {"prompt", "chosen", "rejected"}),
+        ({"prompt_type": "messages"}, "dpo", {"messages", "chosen", "rejected"}),
+    ],
+)
+def test_only_what_is_read_counts_as_read(form: dict[str, str], use: str, read: set[str]) -> None:
+    """Not what the other kinds of rows have under the default keys."""
+    rows = [dict.fromkeys(READ, "x")]
+    assert spare_columns(rows, FormatConfig.model_validate(form), use == "dpo") == sorted(READ - read)
+
+
 def test_rows_may_lack_a_prompt_that_the_workflow_makes(given: dict[str, Any], tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [{"level": 1}, {"level": 2}])
+    write_jsonl(tmp_path / "train.jsonl", [{"level": 1, "goal": "out"}, {"level": 2, "goal": "in"}])
     given["buffer"]["explorer_input"]["taskset"] |= {
-        "default_workflow_type": "command_workflow", "workflow_args": {"command": "play"},
+        "default_workflow_type": "command_workflow", "workflow_args": {"command": "play"}, "format": {},
     }  # fmt: skip
     given["explorer"] = {"rollout_model": {"enable_openai_api": True}}
     tasks, _ = inspect(config_from_dict(given))
-    assert (tasks.rows, tasks.problem, tasks.rejected) == (2, "", [])
+    assert (tasks.rows, tasks.problem, tasks.rejected, tasks.guess) == (2, "", [], {})
 
 
 def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path: Path) -> None:

@@ -36,6 +36,17 @@ def test_field_within_a_column_has_a_dot():
         formats.prompt_messages({"extra": "text"}, nested)
 
 
+@pytest.mark.parametrize("kind, key", [("plaintext", "prompt"), ("messages", "messages")])
+def test_a_row_may_lack_its_prompt(kind, key):
+    """Null is what a table has where a row has nothing."""
+    form = FormatConfig(prompt_type=kind)
+    for row in ({"goal": 3}, {"goal": 3, key: None}):
+        assert not formats.has_prompt(row, form) and formats.truth(row, form) is None
+        assert formats.truth({**row, "response": 4}, form) == 4
+        with pytest.raises(DataError):
+            formats.prompt_messages(row, form)
+
+
 def test_row_system_prompt_overrides_the_default():
     form = FormatConfig(system_prompt_key="sys", system_prompt="general")
     assert formats.prompt_messages({"prompt": "q", "sys": "own"}, form)[0] == {"role": "system", "content": "own"}

@@ -14,7 +14,7 @@ import pytest
 from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.config.task_output import curated_folder, output_root
+from trinity_core.config.task_output import curated_folder, output_root, reads_output, uses_pipeline
 from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
@@ -70,6 +70,14 @@ def test_a_finished_stage_that_reads_the_output_is_done(
     assert finished([config]) == [summary] and not caplog.messages
     (tmp_path / "data/train.jsonl").write_text('{"question": "1?", "answer": "#### 1"}\n')
     assert finished([config]) == [summary] and "train.jsonl" in caplog.text
+
+
+@pytest.mark.parametrize(("paths", "curated"), [("ab", True), ("ba", True), ("b", True), ("ac", False)])
+def test_a_list_of_inputs_is_curated(tmp_path: Path, paths: str, curated: bool) -> None:
+    config = config_of(
+        tmp_path, {"name": "t", "path": [f"{name}.jsonl" for name in paths]}, inputs=["a.jsonl", "b.jsonl"]
+    )
+    assert reads_output(config, config.buffer.explorer_input.tasksets[0]) == curated == uses_pipeline(config)
 
 
 def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:

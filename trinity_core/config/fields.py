@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from trinity_core.config.algorithm_types import PARTS
 from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig, StageConfig
-from trinity_core.config.types import IS_DERIVED, Unit
+from trinity_core.config.types import IS_DERIVED, Listed, OneOrMany, Unit
 from trinity_core.registry import registry_of
 
 
@@ -63,6 +63,11 @@ class Type:
         """All values that a choice, or an entry of a list of choices, may have."""
         plain = (self.entry or self).plain
         return get_args(plain) if get_origin(plain) is Literal else ()
+
+    @property
+    def takes_text_or_list(self) -> bool:
+        """True for a text, or names, of which one alone or a list may be written."""
+        return any(isinstance(extra, OneOrMany | Listed) for extra in self.extras)
 
     @property
     def section(self) -> type[BaseModel] | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.config.types import SEVERAL
 from trinity_core.local_paths import expanded
 
 PIPELINE = "data_processor.task_pipeline"
@@ -13,14 +14,14 @@ SPLITS = ("train", "test")
 
 
 def reads_output(config: Config, taskset: TasksetConfig) -> bool:
-    """Whether a task set of this configuration reads the output: without a path, or, if none is, one of the inputs."""
+    """Whether a task set of this configuration reads the output: without a path, or, if none is, inputs alone."""
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or taskset.storage_type == "queue":
         return False
     given = config.buffer.explorer_input
     if any(not each.path and each.storage_type != "queue" for each in (*given.tasksets, *given.eval_tasksets)):
         return not taskset.path
-    return taskset in given.tasksets and taskset.path in pipeline.inputs
+    return taskset in given.tasksets and set(taskset.path.split(SEVERAL)) <= set(pipeline.inputs)
 
 
 def uses_pipeline(config: Config) -> bool:

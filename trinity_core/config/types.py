@@ -60,7 +60,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class _OrOne:
+class OneOrMany:
     """One name may be written in place of a list of names."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -121,7 +121,7 @@ SEVERAL = "|"
 
 
 @dataclass(frozen=True)
-class _Listed:
+class Listed:
     """A text, or a list of texts that `SEVERAL` joins."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -133,6 +133,11 @@ class _Listed:
     @staticmethod
     def _joined(value: Any) -> Any:
         is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+        paths = value if is_list else value.split(SEVERAL) if isinstance(value, str) else ()
+        if len(paths) > 1 and not all(path.strip() for path in paths):
+            raise PydanticCustomError("empty_entry", "must have no empty entry.")
+        if any(SEVERAL in path for path in paths):
+            raise PydanticCustomError("separator", f"must be paths without {SEVERAL}, which stands between two paths.")
         return SEVERAL.join(value) if is_list else value
 
 
@@ -148,7 +153,7 @@ Integer = Annotated[int, BeforeValidator(_whole), Strict()]
 Number = Annotated[float, BeforeValidator(_number), Strict()]
 Many = Annotated[tuple[T, ...], BeforeValidator(_entries)]
 """A list; null means an empty one."""
-Names = Annotated[tuple[str, ...], BeforeValidator(_names), _OrOne()]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), OneOrMany()]
 """A list of names; one alone may stand without brackets."""
 Named = Annotated[dict[str, T], BeforeValidator(_keys), AfterValidator(FrozenDict)]
 """Entries by name; null means none."""
@@ -156,7 +161,7 @@ EMPTY: FrozenDict[Any] = FrozenDict()
 """The default of a `Named` setting."""
 Args = Named[Any]
 
-Paths = Annotated[str, _Listed()]
+Paths = Annotated[str, Listed()]
 """A path, or a list of paths that are one data set."""
 Count = Annotated[Integer, Ge(1)]
 Natural = Annotated[Integer, Ge(0)]

@@ -57,15 +57,15 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
 
 
 def has_prompt(row: Row, form: FormatConfig) -> bool:
-    """Whether the row has the column of its prompt."""
-    return has_column(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key)
+    """Whether the row has a prompt. Null counts as none: tables have every column in every row."""
+    return _optional(row, form.prompt_key if form.prompt_type == "plaintext" else form.messages_key) is not None
 
 
 def truth(row: Row, form: FormatConfig) -> Any:
     """The reference answer: the response column, else the answer that ends a `messages` row, else None."""
     if has_column(row, form.response_key):
         return column(row, form.response_key)
-    if form.prompt_type == "messages":
+    if form.prompt_type == "messages" and has_prompt(row, form):
         last = _messages(row, form.messages_key, "messages_key")[-1]
         return last.get("content") if last["role"] == "assistant" else None
     return None
@@ -179,10 +179,18 @@ def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
     ]
 
 
-def spare_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
-    """Columns of the rows that no key of the format names, sorted."""
-    keys = [key for name, key in form.model_dump().items() if name.endswith("_key") and key]
-    read = {part for key in [*keys, ALPACA_INPUT] for part in (key, key.partition(".")[0])}
+def spare_columns(rows: Sequence[Row], form: FormatConfig, is_pair: bool) -> list[str]:
+    """Columns of supervised rows that nothing reads, sorted; `is_pair`: the rows are preferences."""
+    keys = [form.system_prompt_key, form.tools_key]
+    if form.prompt_type == "messages":
+        keys.append(form.messages_key)
+    else:
+        keys += [form.prompt_key, form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)]
+    if is_pair:
+        keys += [form.chosen_key, form.rejected_key]
+    elif form.prompt_type == "plaintext":
+        keys.append(form.response_key)
+    read = {part for key in keys if key for part in (key, key.partition(".")[0])}
     return sorted({str(name) for row in rows for name in row} - read)
 
 

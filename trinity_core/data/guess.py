@@ -28,12 +28,14 @@ FORMATS: Mapping[str, Callable[[Row, FormatConfig], Any]] = {
 
 
 def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
-    """The keys of a `format` by which all of these rows can be read; empty if none is found, or none is needed."""
-    for keys in _candidates(rows[0] if rows else {}, use):
+    """The keys of the `format` by which the most of these rows can be read, if it is more than half of them; empty if
+    none is found, or none is needed."""
+    best, most = {}, len(rows) / 2
+    for keys in _candidates(rows, use):
         form = FormatConfig.model_validate(keys)
-        if all(_readable(row, form, use) for row in rows):
-            return keys
-    return {}
+        if (count := sum(_readable(row, form, use) for row in rows)) > most:
+            best, most = keys, count
+    return best
 
 
 def _readable(row: Row, form: FormatConfig, use: str) -> bool:
@@ -44,27 +46,36 @@ def _readable(row: Row, form: FormatConfig, use: str) -> bool:
     return True
 
 
-def _candidates(row: Row, use: str) -> Iterator[dict[str, str]]:
-    """Formats that the columns of a row suggest, the likeliest first."""
+def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
+    """Formats that the columns of rows suggest, the likeliest first."""
     default = FormatConfig()
-    more = _named(row, "system_prompt_key", SYSTEM) | _named(row, "tools_key", TOOLS)
+    more = _named(rows, "system_prompt_key", SYSTEM) | _named(rows, "tools_key", TOOLS)
     if use == "preferences":
         for chosen, rejected in PREFERRED[::-1]:
-            more |= {"chosen_key": chosen, "rejected_key": rejected} if {chosen, rejected} <= row.keys() else {}
-    asked = [key for key in PROMPTS if formats.has_column(row, key) and isinstance(formats.column(row, key), str)]
-    talks = [key for key in CONVERSATIONS if isinstance(row.get(key), list)]
+            more |= (
+                {"chosen_key": chosen, "rejected_key": rejected}
+                if any({chosen, rejected} <= row.keys() for row in rows)
+                else {}
+            )
+    asked = [key for key in PROMPTS if any(isinstance(value, str) for value in _values(rows, key))]
+    talks = [key for key in CONVERSATIONS if any(isinstance(row.get(key), list) for row in rows)]
     for kind, key, given in (
         *(("messages", key, {"messages_key": key}) for key in talks),
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
-        answers = {} if kind == "messages" and use == "demonstrations" else _named(row, "response_key", ANSWERS, key)
+        answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
         keys = {"prompt_type": kind, **given, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
 
-def _named(row: Row, setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
-    """The first of these columns that is there and not empty, as this setting."""
-    there = (name for name in names if name != taken and formats.has_column(row, name) and formats.column(row, name))
-    name = next(there, None)
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    """The values of a column that are given; 0 and false are."""
+    values = (formats.column(row, key) for row in rows if formats.has_column(row, key))
+    return [value for value in values if value is not None and value not in ("", [])]
+
+
+def _named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+    """The first of these columns that some row has a value of, as this setting."""
+    name = next((name for name in names if name != taken and _values(rows, name)), None)
     return {} if name is None else {setting: name}

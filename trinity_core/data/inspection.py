@@ -26,7 +26,7 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, prompt_too_long
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, prompt_too_long
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
@@ -150,10 +150,16 @@ def _describe(report: DataSetReport, given: TasksetConfig | ExperienceBufferConf
     if storage not in ("file", "sql"):
         return
     rows = first_rows(str(given.path), given.split, given.subset_name, storage, given.name, GUESSED_ROWS).rows
-    if given.format == FormatConfig():
+    if given.format == FormatConfig() and not _are_told_whole(given):
         report.guess = guessed_format(rows, report.use)
     if report.use in ("demonstrations", "preferences"):
-        report.spare = spare_columns(rows, FormatConfig.model_validate(report.guess) if report.guess else given.format)
+        form = FormatConfig.model_validate(report.guess) if report.guess else given.format
+        report.spare = spare_columns(rows, form, report.use == "preferences")
+
+
+def _are_told_whole(given: TasksetConfig | ExperienceBufferConfig) -> bool:
+    """True for tasks whose rows go to a workflow as they are: it makes the prompts, and scores itself."""
+    return isinstance(given, TasksetConfig) and not (needs_prompt(given) or given.default_reward_fn_type)
 
 
 def _set_aside(

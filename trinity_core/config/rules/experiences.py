@@ -8,7 +8,9 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, repeated_names
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.resolve import expert_share
+from trinity_core.config.rules.tasks import ONE_PATH
 from trinity_core.config.schema import Config
+from trinity_core.config.types import SEVERAL
 from trinity_core.registry import registry_of
 
 BUFFER = "buffer.trainer_input.experience_buffer"
@@ -53,6 +55,10 @@ def experience_rules(config: Config) -> Iterator[Finding]:
             f"must be queue or sql in mode {config.mode}: algorithm_type {name} learns from what an explorer stores."
         )
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, "conflict", message, rests_on)
+    sources = {BUFFER: buffer, **{f"{AUXILIARY}.{key}": each for key, each in inputs.auxiliary_buffers.items()}}
+    for key, source in sources.items():
+        if SEVERAL in (source.path or "") and (source.storage_type != "file" or config.mode == "explore"):
+            yield Finding(f"{key}.path", source.path, "conflict", ONE_PATH, (f"{key}.storage_type", "mode"))
     is_store = buffer.storage_type in ("queue", "sql") and not is_backup(buffer)
     if buffer.path and is_store and (wrong := no_database(buffer.path)):
         explored = (

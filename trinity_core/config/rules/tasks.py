@@ -10,10 +10,12 @@ from trinity_core.config.findings import Finding, repeated_names
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.task_output import PIPELINE, SPLITS, reads_output
+from trinity_core.config.types import SEVERAL
 
 INPUT = "buffer.explorer_input"
 JOINED_INPUTS = "data_processor.experience_pipeline.inputs"
 PATH = "must be given, and not be blank: a file, a folder or a hub name."
+ONE_PATH = "must be one path: a list is read with storage_type file alone (a | in a URL is written %7C)."
 
 
 def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
@@ -53,6 +55,8 @@ def task_rules(config: Config) -> Iterator[Finding]:
     for key, taskset in tasksets:
         if not taskset.path.strip() and not produced and taskset.storage_type != "queue":
             yield Finding(f"{key}.path", taskset.path, "missing", PATH)
+        if SEVERAL in taskset.path and taskset.storage_type != "file":
+            yield Finding(f"{key}.path", taskset.path, "conflict", ONE_PATH, (f"{key}.storage_type",))
     yield from _pipeline(config, tasksets)
     yield from _weights(training_tasksets(config))
     yield from _queues(config, training_tasksets(config), eval_tasksets(config))
