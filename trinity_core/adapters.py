@@ -142,9 +142,14 @@ def write_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], fold
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A, computed in float32 (or wider) and rounded to the dtype of `weight`."""
+    """W + s B A, computed in float32 (or wider) and rounded to the dtype of `weight`.
+
+    W itself where B is zero: adding 0 would turn -0.0 to 0.0, and with it the digest of a new adapter's base.
+    """
     import torch
 
+    if not b.any():
+        return weight
     wide = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trinity_core.checkpoints.beginning import Beginning, recorded_beginning
+from trinity_core.checkpoints.beginning import Beginning, begin_from, recorded_beginning
 from trinity_core.checkpoints.resume import update_meta
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.weights_digest import weights_digest
 
@@ -105,6 +105,22 @@ def test_content_decides_and_names_where_it_is_unknown(model, tmp_path):
     assert not here.differs(Beginning.of(str(copytree(model, tmp_path / "moved"))))
     assert here.differs(Beginning(here.model, "another"))
     assert Beginning("a").differs(Beginning("b", "digest")) and not Beginning("a").differs(Beginning("a", "digest"))
+
+
+def test_rollouts_of_another_adapter_are_not_trained_on(model, tmp_path):
+    """Before the first checkpoint, which holds the adapter itself."""
+    adapter, run = tmp_path / "adapter", tmp_path / "run"
+    adapter.mkdir()
+    run.mkdir()
+    save_file(tensors(), adapter / "adapter_model.safetensors")
+    begin_from(run, str(model), False, str(adapter))
+    begin_from(run, str(model), True, str(copytree(adapter, tmp_path / "copy")))
+    save_file(tensors(1), adapter / "adapter_model.safetensors")
+    for other in (str(adapter), None):
+        with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.path"):
+            begin_from(run, str(model), True, other)
+    begin_from(run, str(model), False, str(adapter))
+    begin_from(run, str(model), True, str(adapter))
 
 
 def test_run_of_an_earlier_release_says_its_model_alone(tmp_path):

@@ -24,6 +24,7 @@ BUFFER = "buffer.trainer_input.experience_buffer"
 EXTRA = "explorer.rollout_model.extra_engine_args"
 INPUT = "buffer.explorer_input"
 SEPARATE = "synchronizer.sync_method=checkpoint"
+REUSED = "buffer.trainer_input.experience_buffer.reuse_cooldown_time=1"
 STYLE = "synchronizer.sync_style=trainer_driven"
 
 
@@ -272,6 +273,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("cluster.colocate=true", "cluster.gpu_per_node=0", "mode=explore", SEPARATE), "cluster.colocate", "conflict", ""),
     (("cluster.colocate=true", "cluster.gpu_per_node=0", "trainer.worker_num=2"), "cluster.colocate", "conflict", ""),
     (("cluster.colocate=true", "cluster.gpu_per_node=1", "trainer.zero_stage=3"), "cluster.colocate", "conflict", ""),
+    (("cluster.colocate=true", "cluster.gpu_per_node=1", REUSED), "cluster.colocate", "conflict", ""),
     (("explorer.rollout_model.engine_num=3",), "explorer.rollout_model.engine_num", "conflict", ""),
     (("trainer.worker_num=2",), "trainer.worker_num", "conflict", ""),
     (

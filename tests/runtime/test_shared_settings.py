@@ -16,6 +16,7 @@ from trinity_core.runtime.stage import lock_names, lock_run
 
 Make = Callable[..., Config]
 STALENESS, STYLE, INTERVAL = (f"synchronizer.{key}=" for key in ("max_staleness", "sync_style", "sync_interval"))
+LORA = "model.lora_configs=[{lora_rank: %s, target_modules: [q_proj, k_proj]}]"
 BATCH, TASKS = "buffer.train_batch_size=", "buffer.explorer_input.taskset"
 
 
@@ -58,6 +59,8 @@ def start(config: Config) -> None:
             [STALENESS + "9", BATCH + "16"],
             r"sync_style \(fixed and explorer_driven\), rollouts of a buffer.train_batch_size \(16 and 32\)\.",
         ),
+        ([LORA % "8"], [], r"same model.lora_configs \(None and rank 8 of k_proj q_proj\)\."),
+        ([LORA % "8"], [LORA % "4"], r"same model.lora_configs \(rank 4 of k_proj q_proj and rank 8 of"),
         (
             ["buffer.trainer_input.experience_buffer.path=postgresql://me:secret@host/db"],
             [],

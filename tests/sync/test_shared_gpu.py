@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,27 @@ def test_one_side_at_a_time(tmp_path: Path) -> None:
     trainer.release()
     trainer.release()
     assert explorer.acquire(0, never)
+
+
+def test_a_turn_of_many_steps_is_waited_for_while_steps_are_done(tmp_path: Path) -> None:
+    holder, other = SharedGpu(tmp_path / "lock", "explorer"), SharedGpu(tmp_path / "lock", "trainer")
+    holder.tell_progress()
+    holder.acquire(0, never)
+    took: list[float] = []
+
+    def waits() -> None:
+        began = time.monotonic()
+        with pytest.raises(TransientFault, match="explorer"):
+            other.acquire(1.0, never)
+        took.append(time.monotonic() - began)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    for _ in range(8):
+        time.sleep(0.25)
+        holder.tell_progress()
+    waiting.join(20)
+    assert took and took[0] > 2.5
 
 
 def test_fault_of_the_question_ends_the_wait(tmp_path: Path) -> None:

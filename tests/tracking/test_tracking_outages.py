@@ -145,6 +145,7 @@ def mlflow_server(root: Path, port: int) -> Iterator[None]:
     """MLflow's server on the store in `root`, once it answers."""
     store = f"sqlite:///{root}/mlflow.db"
     command = ["mlflow", "server", "--backend-store-uri", store, "--port", str(port), "--workers", "1"]
+    command += ["--artifacts-destination", str(root / "artifacts")]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = subprocess.Popen(
         [sys.executable, "-m", *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -108,6 +108,17 @@ def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> 
     assert valid_scores(config_of(folder)) == {8: 0.9}
 
 
+def test_the_score_of_step_0_is_that_of_the_adapter_to_start_from(folder: Path) -> None:
+    (folder / "adapter").mkdir()
+    write = partial(save_file, filename=folder / "adapter/adapter_model.safetensors")
+    config = config_of(folder, f"model.lora_configs=[{{path: {folder / 'adapter'}}}]")
+    write({"x": np.zeros(3, np.float32)})
+    before = [score_fingerprint(config, step) for step in (0, 1)]
+    write({"x": np.ones(3, np.float32)})
+    after = [score_fingerprint(config, step) for step in (0, 1)]
+    assert before[0] != after[0] and before[1] == after[1]
+
+
 def test_a_trainer_alone_takes_the_scores_of_its_explorer(folder: Path) -> None:
     """Its configuration need not name the eval sets."""
     write_score(config_of(folder, "mode=explore", "synchronizer.sync_method=checkpoint"), 8, 0.9)
@@ -188,7 +199,7 @@ def checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         actor.mkdir(parents=True)
         (actor / "model_world_size_1_rank_0.pt").write_bytes(b"weights")
         write_manifest(actor.parent, step)
-    monkeypatch.setattr(evaluation, "huggingface_folder", lambda _, step: folder / str(step))
+    monkeypatch.setattr(evaluation, "huggingface_folder", lambda _, step, merge: folder / str(step))
     return job_dir
 
 

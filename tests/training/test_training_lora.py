@@ -12,8 +12,9 @@ import torch
 from batches import make_batch
 from safetensors.torch import load_file, save_file
 
-from trinity_core.adapters import differences, merge, merged_weight
+from trinity_core.adapters import A, differences, merge, merged_weight
 from trinity_core.checkpoints.convert import convert
+from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import ADAPTER
 from trinity_core.sync.checkpoint import CheckpointVersions
@@ -22,8 +23,9 @@ from trinity_core.sync.versions import VersionPublisher
 from trinity_core.training.checkpoint import load
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
+from trinity_core.training.lora import add_adapter
 from trinity_core.training.policy import FastPaths
-from trinity_core.training.publish import Publisher, make_weight_check, policy_weights, trainer_rank
+from trinity_core.training.publish import Publisher, kept_versions, make_weight_check, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.state import base_weights, optimizer_state, weights
 
@@ -69,6 +71,9 @@ def test_merging_is_w_plus_s_b_a() -> None:
     half = [each.to(torch.bfloat16) for each in (w, a, b)]
     exact = merged_weight(*(each.double() for each in half), 1.5)
     assert torch.equal(merged_weight(*half, 1.5), exact.to(torch.bfloat16))
+    new = torch.tensor([[-0.0, 1.0]])
+    unchanged = merged_weight(new, torch.ones(2, 2), torch.zeros(1, 2), 1.5)
+    assert digest(unchanged) == digest(new), "a new adapter leaves the base as the engines have it, bit for bit"
     found = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
     assert torch.equal(found["x.weight"], merged_weight(w, a, b, 1.5)) and found["x.bias"] is w
     with pytest.raises(DataError, match=r"y\.weight"):
@@ -208,6 +213,23 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
     kept = {name: tensor.clone() for name, tensor in published.items()}
     writer.publish_kept(2, versions.check(1), kept)
     assert versions.values(2, "float32") == values
+
+
+def test_transposed_matrices_are_refused() -> None:
+    """Merging adds B A as it is: to a square one without a word."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.target_modules"):
+        add_adapter(lm, LoraConfig(), "gpt2", 0, dropout=False)
+
+
+def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:
+    """With nccl a version is whole weights, with the others an adapter: the engines could not load the other kind."""
+    for version, name in ((1, "x.weight"), (2, f"x{A}")):
+        file = tmp_path / f"rollout_weights_{version}.safetensors"
+        save_file({name: torch.ones(1)}, file, {"version": str(version), "check": "null"})
+    assert [list(kept_versions(tmp_path, of_adapter)) for of_adapter in (False, True)] == [[1], [2]]
 
 
 def test_target_modules_that_cannot_be_trained_are_refused(learner: Any) -> None:

@@ -30,6 +30,7 @@ def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausib
         check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, config, on_gpu)
 
 
-def test_rows_of_older_versions_and_batches_without_a_gap_are_not_judged(make_config):
+def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_config):
     check_first_gap({"rollout_gap/mean": 9.0, "staleness/max": 1.0}, make_config(), False)
+    check_first_gap({"rollout_gap/mean": 9.0}, make_config(), False)
     check_first_gap({"skipped_step": 1.0}, make_config(), False)

@@ -15,6 +15,7 @@ from trinity_core.checkpoints.resume import read_meta
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout, as_layout
+from trinity_core.local_paths import expanded
 from trinity_core.weights_digest import weights_digest
 
 STATE = "trainer_state.json"
@@ -23,6 +24,11 @@ OTHER_ROWS = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
     "store: it would be trained on as if this model had. To go on, give the model that it began with; to start from "
     "another, give the run another `name`, or set `continue_from_checkpoint: false`"
+)
+OTHER_ADAPTER = (
+    "model.lora_configs[0].path is {now}, but the run in {folder} began with another adapter or with none, which "
+    "sampled what waits in its store: it would be trained on as if this one had. To go on, give the adapter that it "
+    "began with; to start from another, give the run another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_REFERENCE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
@@ -44,14 +50,17 @@ class Beginning:
     """The absolute path of a folder, or a hub model's name."""
     digest: str = ""
     """Of its weights, see `weights_digest`; "" where they could not be read."""
+    adapter: str = ""
+    """The digest of the adapter that it starts from; "" without one, and in checkpoints, which hold their own."""
 
     @classmethod
-    def of(cls, model_path: str) -> Beginning:
-        """A starting model."""
-        return cls(model_name(model_path), weights_digest(model_path))
+    def of(cls, model_path: str, adapter_path: str | None = None) -> Beginning:
+        """A starting model, with the adapter in a folder."""
+        adapter = weights_digest(str(expanded(adapter_path))) if adapter_path else ""
+        return cls(model_name(model_path), weights_digest(model_path), adapter)
 
     def differs(self, other: Beginning) -> bool:
-        """By content, wherever the folders are; by name where a content is not known."""
+        """By the model's content, wherever the folders are; by name where a content is not known."""
         if self.digest and other.digest:
             return self.digest != other.digest
         return self.model != other.model
@@ -85,15 +94,19 @@ def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base
     raise TrinityError(_refusal(OTHER_BASE if is_base else OTHER_REFERENCE, began, model_path, job_dir))
 
 
-def begin_from(job_dir: JobLayout | Path | str, model_path: str, has_rows: bool) -> None:
-    """Note the model that a run without a checkpoint begins with.
+def begin_from(
+    job_dir: JobLayout | Path | str, model_path: str, has_rows: bool, adapter_path: str | None = None
+) -> None:
+    """Note the model, and the adapter, that a run without a checkpoint begins with.
 
-    `has_rows`: rollouts wait in the run's store. Raises TrinityError if those are another model's.
+    `has_rows`: rollouts wait in the run's store. Raises TrinityError if those are another model's or adapter's.
     """
-    layout, present = as_layout(job_dir), Beginning.of(model_path)
+    layout, present = as_layout(job_dir), Beginning.of(model_path, adapter_path)
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
     if noted is not None and has_rows and noted.differs(present):
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root))
+    if noted is not None and has_rows and noted.adapter != present.adapter:
+        raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root))
     if noted != present:
         write_json(layout.beginning, asdict(present))
 

@@ -343,6 +343,7 @@ class Explorer:
                 rollouts.drawn,
             )
         self._step = step
+        self._turn.tell_progress()
         await asyncio.to_thread(self._open.explored_file.stored, step)
         await asyncio.to_thread(self._steps.stored)
         await asyncio.to_thread(self._records.write, rollouts, numbers)

@@ -52,6 +52,11 @@ class GpuTurn:
                 await pool.wake()
         return acquired
 
+    def tell_progress(self) -> None:
+        """A step is stored: the trainer goes on waiting."""
+        if self._gpu is not None:
+            self._gpu.tell_progress()
+
     async def end(self, pool: EnginePool) -> None:
         """Put the engines to sleep and let the trainer have the GPU."""
         if self._gpu is not None and self._gpu.held:

@@ -75,6 +75,7 @@ class RunAttempt:
         self._engines: list[Any] = []
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
+        self._engines_started = False
         self.trainers = Trainers(
             cluster, self.config, self.placement, self.check, self.is_stopping, self._wait_for_shared_gpu
         )
@@ -224,14 +225,15 @@ class RunAttempt:
             self._tracking.check()
 
     def _wait_for_shared_gpu(self) -> None:
-        """Let the engines start first where the trainer shares their GPU.
+        """Let the engines start first where the trainer shares their GPU; once: lost engines have other handles later.
 
         vLLM compares the free memory before and after a trial of its model (`vllm.utils.mem_utils`): a trainer that
         allocates meanwhile would take its KV cache away.
         """
-        if self.placement.shares_gpu:
+        if self.placement.shares_gpu and not self._engines_started:
             for engine in self.engines():
                 result_of(engine.start.remote(), self._engines_wait(self.check).check, self.is_stopping)
+            self._engines_started = True
 
     def _engines_wait(self, check: Callable[[], None]) -> StartWait:
         return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)

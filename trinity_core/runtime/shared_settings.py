@@ -29,10 +29,12 @@ def shared_settings(config: Config) -> dict[str, Any]:
     All others may differ: each explorer has its own batch size, looks for weights as often as it likes, and waits as
     long as it likes. With `max_staleness` it also computes what the trainer does next.
     """
-    sync = config.synchronizer
+    sync, lora = config.synchronizer, config.engine_adapter
+    modules = " ".join(sorted(lora.target_modules)) if lora is not None else ""
     settings: dict[str, Any] = {
         "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
         "synchronizer.sync_method": sync.sync_method,
+        "model.lora_configs": None if lora is None else f"rank {lora.lora_rank} of {modules}",
         "synchronizer.max_staleness": sync.max_staleness,
     }
     if sync.max_staleness is None:

@@ -170,7 +170,8 @@ def resume(stage: Stage) -> Stage:
         return stage
     step = resume_step(config, components_of(config, stage.placement))
     if not step and config.model.model_path:
-        begin_from(config.job_dir, config.model.model_path, not config.is_supervised and _has_rows(config))
+        lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
+        begin_from(config.job_dir, config.model.model_path, has_rows, lora.path if lora is not None else None)
     steps = config.trainer.total_steps or config.buffer.total_steps
     if steps and step > steps:
         stage = replace(stage, warnings=(*stage.warnings, BEYOND % (config.job_dir, step, steps)))

@@ -3,7 +3,7 @@
 The rule, from which no deadlock follows: a side gives the GPU up before it waits for the other one, and waits for
 nothing but files while it holds it. The explorer waits where its version is not published, the trainer where there is
 no batch, so the schedule and the store say whose turn it is. The lock only keeps a side from using the GPU before the
-other has left it. The system takes it from a process that dies, and with it what that process had on the GPU.
+other has left it. The system takes it from a process that dies; engines of an explorer that died end with the run.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ class SharedGpu:
         """Blocks until this side holds the GPU; False once `is_over()`: there is no need for it any more.
 
         `tell` is told now and then what is waited for, in words, and "" at the end.
-        Raises `TransientFault`, which names the holder, after `timeout` seconds (`synchronizer.sync_timeout`).
+        Raises `TransientFault`, which names the holder, `timeout` seconds (`synchronizer.sync_timeout`) after that has
+        told of progress.
         """
         if self.held:
             return True
         self._wait, look = Wait("the GPU that explorer and trainer share"), 0.0
+        progress, since = 0, 0.0
         with clear_errors("locking", self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._path.open("a+")
             try:
-                for elapsed in poll(timeout):
+                for elapsed in poll():
                     if _try(lock):
                         self._lock = lock
                         self._sign()
@@ -67,6 +69,10 @@ class SharedGpu:
                         if is_over():
                             return False
                         tell(self._wait.note(f"{_holder(lock)} has it"))
+                    if (told := os.fstat(lock.fileno()).st_mtime_ns) != progress:
+                        progress, since = told, elapsed
+                    elif elapsed - since > timeout:
+                        break
                 raise TransientFault(
                     f"the {self._side} waited {timeout:g} s (synchronizer.sync_timeout) for the GPU, which "
                     f"{_holder(lock)} has not given up"
@@ -83,6 +89,11 @@ class SharedGpu:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the file open too
             self._lock.close()
             self._lock = None
+
+    def tell_progress(self) -> None:
+        """A step is done: the other side's limit begins anew, if this one holds the GPU."""
+        if self._lock is not None:
+            self._sign()
 
     def _sign(self) -> None:
         assert self._lock is not None

@@ -32,8 +32,8 @@ ASIDE = ("name", "engine_num", "tensor_parallel_size", "gpu_memory_utilization",
 def score_fingerprint(config: Config, step: int) -> str:
     """SHA-256 of everything that a score of `step` was made with, except the trained weights themselves.
 
-    Those belong to the run and the step. Step 0 is `model.model_path`, whose files are part of the fingerprint, or the
-    external model: its address, name and `request_args`.
+    Those belong to the run and the step. Step 0 is `model.model_path` with the adapter to start from, whose files are
+    part of the fingerprint, or the external model: its address, name and `request_args`.
     """
     given, model = to_dict(config), to_dict(config)["model"]
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
@@ -58,6 +58,8 @@ def score_fingerprint(config: Config, step: int) -> str:
         },
         "plugins": _plugins_digest(config.plugin_dir),
     }
+    if step == 0 and config.model.lora is not None and config.model.lora.path is not None:
+        made_with["adapter"] = _model_digest(config.model.lora.path)
     if external := config.external_model:
         names = ("base_url", "model_name", "request_args")
         made_with["external model"] = {name: getattr(external, name) for name in names}

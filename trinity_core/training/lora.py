@@ -93,6 +93,11 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
             f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
             "are not supported; name linear layers, or all-linear"
         )
+    if transposed := [name for name, module in lm.named_modules() if vars(module).get("fan_in_fan_out")]:
+        raise TrinityError(
+            f"model.lora_configs[0].target_modules: {transposed[0]} keeps its matrix transposed, as GPT-2 does, and "
+            "adapters of such matrices are not supported; name others, or leave model.lora_configs out"
+        )
     for p in tensors.values():
         p.data = p.data.to(dtype)
     if lora.path is not None:

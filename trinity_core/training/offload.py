@@ -26,7 +26,7 @@ def fits_beside_engine(config: Config, device: torch.device) -> bool:
         return False
     whole = torch.cuda.mem_get_info(device)[1]
     share = config.explorer.rollout_model.gpu_memory_utilization
-    return torch.cuda.memory_allocated(device) + CONTEXT_BYTES <= (1 - share) * whole
+    return torch.cuda.memory_reserved(device) + CONTEXT_BYTES <= (1 - share) * whole
 
 
 def offload(engine: TrainingEngine) -> None:

@@ -328,12 +328,17 @@ def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
 
 
 def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
-    """True if attention by lengths gives the log-probs `truth`; it has a kernel for half precision on CUDA alone."""
+    """True if attention by lengths gives the log-probs `truth`, and a gradient; it has a kernel for half precision on
+    CUDA alone."""
     dtype = lm.dtype
     if not shared.targets.is_cuda or dtype == torch.float32:
         return False
     try:
-        return _same(_tried(lm, FastPaths(True, True, by_length=True), shared), truth, dtype)
+        with torch.enable_grad():
+            logprobs = _tried(lm, FastPaths(True, True, by_length=True), shared)
+            smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
+            [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
+        return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
     except RuntimeError as error:  # such as a size of heads that the kernel does not take
         log.info("%s: attention uses masks: %s", lm.config.model_type, str(error).splitlines()[0])
         return False

@@ -123,6 +123,7 @@ class Publisher:
         self._is_synchronous = config.is_synchronous
         self.versions = versions
         self._publisher = publisher
+        self._of_adapter = config.engine_adapter is not None
         self._latest = JobLayout(config.job_dir).latest_state_dict
 
     def due(self, step: int) -> bool:
@@ -152,7 +153,7 @@ class Publisher:
         Versions that are gone come from the checkpoint. Where it lacks them (the schedule may have changed), explorers
         get the oldest newer one, which may be the present weights as version `step`. Collective.
         """
-        found = kept_versions(checkpoint) if self.learner.ranks.first else {}
+        found = kept_versions(checkpoint, self._of_adapter) if self.learner.ranks.first else {}
         for version in self._to_publish(step, found):
             if version == step:
                 self.publish(step)
@@ -208,14 +209,18 @@ def keep_version(versions: WeightVersions, version: int, copying: Copying) -> No
     copying.file(f"{KEPT_WEIGHTS}_{version}.safetensors", iter(versions.load(version)), metadata)
 
 
-def kept_versions(checkpoint: Path) -> dict[int, Path]:
-    """The file of each version that `checkpoint` holds. A file without a version is of no use."""
+def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
+    """The file of each version of whole weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
+
+    It holds the other kind if the sync method has changed. A file without a version is of no use.
+    """
     from safetensors import safe_open
 
     found: dict[int, Path] = {}
     for path in checkpoint.glob(f"{KEPT_WEIGHTS}*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            if version := (file.metadata() or {}).get("version"):
+            version = (file.metadata() or {}).get("version")
+            if version and any(map(is_adapter, file.keys())) is of_adapter:
                 found[int(version)] = path
     return found
 

@@ -17,7 +17,7 @@ otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat
 def check_first_gap(metrics: Mapping[str, float], config: Config, on_gpu: bool) -> None:
     """Raise TrinityError if the mean gap of step 1 is not plausible (`algorithm.max_rollout_gap`)."""
     gap = metrics.get("rollout_gap/mean")
-    if gap is None or metrics.get("staleness/max"):
+    if gap is None or metrics.get("staleness/max") != 0.0:  # rows may also say no version
         return
     limit = config.algorithm.max_rollout_gap or LIMITS[_coarser(config, on_gpu)]
     if not gap <= limit or math.isnan(gap):

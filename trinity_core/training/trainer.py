@@ -23,7 +23,7 @@ from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner
-from trinity_core.training.offload import fits_beside_engine
+from trinity_core.training.offload import fits_beside_engine, free_cached
 from trinity_core.training.publish import Publisher
 from trinity_core.training.rollout_gap import check_first_gap
 from trinity_core.training.savepoints import Savepoints
@@ -105,6 +105,8 @@ class Trainer:
         if step == 1:
             check_first_gap(progress.metrics, self._config, self.ranks.device.type == "cuda")
         progress.step = step
+        if self._gpu is not None:
+            self._gpu.tell_progress()
 
     def publish_if_due(self) -> None:
         """Publish the weights every `sync_interval` steps (`explorer_driven`: every step) if an explorer loads them."""
@@ -209,6 +211,7 @@ class Trainer:
 
     def _release_gpu(self) -> None:
         if self._gpu is not None and self._gpu.held:
+            free_cached(self.ranks.device)
             if not fits_beside_engine(self._config, self.ranks.device):
                 self.learner.offload()
                 self._is_offloaded = True

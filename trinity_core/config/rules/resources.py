@@ -40,6 +40,8 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
         return
     sync, trainer = config.synchronizer, config.trainer
     gpus = config.cluster.node_num * (config.cluster.gpu_per_node or 0)
+    source = config.buffer.trainer_input.experience_buffer
+    replay = source.replay_buffer
     faults: list[tuple[bool, str, tuple[str, ...]]] = [
         (
             not config.is_synchronous,
@@ -53,6 +55,12 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
             "cannot be true with trainer.zero_stage 3, whose states DeepSpeed moves for its own Adam alone; "
             "one worker has nothing to partition.",
             ("trainer.zero_stage",),
+        ),
+        (
+            bool(source.reuse_cooldown_time or (replay.enable and replay.reuse_cooldown_time)),
+            "cannot be true with reuse_cooldown_time: a trainer that may take rows again never waits for new ones, and "
+            "keeps the GPU.",
+            ("buffer.trainer_input.experience_buffer",),
         ),
         (
             (trainer.worker_num or 1) > 1,
