@@ -258,6 +258,12 @@ def test_every_key_of_the_field_is_known(section: str, value: Any) -> None:
         assert unknown == []
 
 
+def test_m2po_beside_a_malformed_algorithm_is_reported() -> None:
+    for wrong in ([1], {"a": 1}, 7):
+        keys = [key for key, _ in refused(algorithm={"algorithm_type": wrong, "policy_loss_fn": "m2po"})]
+        assert "algorithm.algorithm_type" in keys or "algorithm.policy_loss_fn" in keys
+
+
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
     for section, verdicts in KEYS.items():
         for name in verdicts.keys() & types_of(section).keys():

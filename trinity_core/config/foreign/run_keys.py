@@ -206,7 +206,7 @@ GRPO_ADVANTAGE = (ALGORITHMS["grpo"].advantage_fn, ALGORITHMS["grpo"].advantage_
 def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     """M2PO is a loss elsewhere; here an advantage of GRPO's and a loss without a clip, against the sampling policy."""
     name = algorithm.get("algorithm_type") or "ppo"
-    kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else name, ALGORITHMS["ppo"])
+    kind = ALGORITHMS.get("grpo" if name == "grpo_verl" else str(name), ALGORITHMS["ppo"])
     if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
         return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
     if (kind.advantage_fn, kind.advantage_fn_args) not in (GRPO_ADVANTAGE, (M2PO.advantage_fn, M2PO.advantage_fn_args)):
