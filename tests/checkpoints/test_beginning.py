@@ -1,5 +1,6 @@
 """The digest of the model that a run began with: by content, wherever and however it is stored."""
 
+import json
 import re
 from shutil import copytree
 
@@ -121,6 +122,11 @@ def test_rollouts_of_another_adapter_are_not_trained_on(model, tmp_path):
             begin_from(run, str(model), True, other)
     begin_from(run, str(model), False, str(adapter))
     begin_from(run, str(model), True, str(adapter))
+    path = JobLayout(run).beginning
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps({key: noted[key] for key in ("model", "digest")}))  # as an earlier release did
+    begin_from(run, str(model), True, str(adapter))
+    assert json.loads(path.read_text()) == noted
 
 
 def test_run_of_an_earlier_release_says_its_model_alone(tmp_path):

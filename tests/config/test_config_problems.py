@@ -24,7 +24,7 @@ BUFFER = "buffer.trainer_input.experience_buffer"
 EXTRA = "explorer.rollout_model.extra_engine_args"
 INPUT = "buffer.explorer_input"
 SEPARATE = "synchronizer.sync_method=checkpoint"
-REUSED = "buffer.trainer_input.experience_buffer.reuse_cooldown_time=1"
+REUSED = "buffer.trainer_input.experience_buffer.replay_buffer={enable: true, reuse_cooldown_time: 1}"
 STYLE = "synchronizer.sync_style=trainer_driven"
 
 

@@ -108,7 +108,7 @@ class Trainer:
                 save(layout, step)
         return {"step": step}
 
-    def convert(self, step: int) -> str:
+    def convert(self, step: int, merge: bool = True) -> str:
         folder = JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface"
         shutil.copytree(self.config.model.model_path, folder, dirs_exist_ok=True)
         return str(folder)

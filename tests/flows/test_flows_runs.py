@@ -233,7 +233,9 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
     from flows.pipeline import pipeline
 
     use_standins()
-    monkeypatch.setattr("trinity_core.runtime.evaluation.huggingface_folder", lambda config, step: folder / "model")
+    monkeypatch.setattr(
+        "trinity_core.runtime.evaluation.huggingface_folder", lambda config, step, merge: folder / "model"
+    )
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     load = mock.Mock(wraps=configuration.load_config)

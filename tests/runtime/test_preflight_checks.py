@@ -291,6 +291,16 @@ def test_a_secret_that_the_explorer_lacks_is_found(run_file, monkeypatch):
     assert joined.accepted and sum(key in notice for notice in joined.stages[0]["notices"]) == 1
 
 
+@pytest.mark.parametrize("arguments", ["{secrets: [X]}", "{command: 'true', secrets: x}", "{command: 'a', odd: 1}"])
+def test_arguments_that_do_not_fit_are_findings_when_secrets_are_looked_for(run_file, arguments):
+    command = f"default_workflow_type: command_workflow, workflow_args: {arguments}"
+    found = problems(
+        run_file, f"{INPUT}.eval_tasksets=[{{name: e, path: x, {command}}}]",
+        "explorer.rollout_model.enable_openai_api=true",
+    )  # fmt: skip
+    assert any(key.startswith(f"{INPUT}.eval_tasksets[0].workflow_args") for key in found)
+
+
 def test_a_port_in_use_is_told_and_may_pass(run_file):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

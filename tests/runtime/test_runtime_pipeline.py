@@ -139,6 +139,13 @@ def test_an_adapter_to_start_from_is_applied_once(key: str, path: str | None, tm
     assert later is not None and (later.path, later.lora_rank) == (path, 8)
 
 
+def test_a_run_without_stages_keeps_the_adapter_that_it_names(tmp_path: Path) -> None:
+    """Where only its model is another, as by a flow's parameter `model_path`."""
+    one = loaded(tmp_path, "model.lora_configs=[{path: adapter, lora_rank: 8}]", "stages=[]")[0]
+    model = start_from(one, "other/model").model
+    assert model.lora is not None and (model.model_path, model.lora.path) == ("other/model", "adapter")
+
+
 @pytest.mark.parametrize(("critic", "starts_from"), [(None, "sft/model"), ("value-model", "value-model")])
 def test_a_later_stage_keeps_a_critic_of_its_own(critic: str | None, starts_from: str, tmp_path: Path) -> None:
     own = [] if critic is None else [f"model.critic_model_path={critic}"]

@@ -50,8 +50,9 @@ class Beginning:
     """The absolute path of a folder, or a hub model's name."""
     digest: str = ""
     """Of its weights, see `weights_digest`; "" where they could not be read."""
-    adapter: str = ""
-    """The digest of the adapter that it starts from; "" without one, and in checkpoints, which hold their own."""
+    adapter: str | None = None
+    """The digest of the adapter that it starts from; "" without one. None: not noted, as in checkpoints, which hold
+    their own."""
 
     @classmethod
     def of(cls, model_path: str, adapter_path: str | None = None) -> Beginning:
@@ -105,7 +106,7 @@ def begin_from(
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
     if noted is not None and has_rows and noted.differs(present):
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root))
-    if noted is not None and has_rows and noted.adapter != present.adapter:
+    if noted is not None and has_rows and noted.adapter not in (None, present.adapter):
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root))
     if noted != present:
         write_json(layout.beginning, asdict(present))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.manifest import entry_of
 from trinity_core.errors import on_failure
-from trinity_core.files import clear_errors, sync_file, when_room
+from trinity_core.files import clear_errors, remove_leftovers, sync_file, when_room
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,7 @@ class ShardWriter:
         """
         from trinity_core.checkpoints.convert import convert
 
+        remove_leftovers(Path(folder) / "actor", "huggingface")  # of a process that was killed meanwhile
         convert(Path(folder), merge=True)
 
 

@@ -104,7 +104,7 @@ def _load(
         return config if check is None else check(config, report)
 
     if not tree.get("stages"):
-        config = checked(tree)
+        config = checked(tree, tree)
     else:
         config = resolve(typed_section(Config, tree, report))
         rules.check_stage_list(config, report)

@@ -63,6 +63,7 @@ class CheckpointWriter:
         self._is_scarce = False
         """Steps have waited for memory."""
         self._uses_process = False
+        self._is_closed = False
         self.step = 0
         """Of the checkpoint that is being written, or was written last."""
         self.doing = ""
@@ -101,7 +102,7 @@ class CheckpointWriter:
         `turns` are those of `checkpoint.writing_turns`, `largest` the bytes of this rank's largest file. `finish` is
         called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest.
         """
-        self.step, self.doing = step, "begins"
+        self.step, self.doing, self._is_closed = step, "begins", False
         self._uses_process = largest >= PROCESS_BYTES
         copying = Copying(self, SPARE_MEMORY + self._ranks_here * largest)
         work = _Writing(self, copying, folder, turns, finish).run
@@ -126,6 +127,7 @@ class CheckpointWriter:
             log.warning("the checkpoint of step %d is lost: %s", self.step, error)
 
     def _end(self) -> None:
+        self._is_closed = True
         if self._worker is not None:
             try:
                 self._worker.kill(daemons=False)
@@ -172,7 +174,7 @@ class CheckpointWriter:
             return self._ask(method, *arguments)
         except NoAnswer as error:
             self._worker = None
-            if not error.died:
+            if not error.died or self._is_closed:
                 raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
             log.warning("the process that writes the checkpoint of step %d %s; another one writes on", self.step, error)
         try:

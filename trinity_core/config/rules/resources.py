@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding
-from trinity_core.config.resolve import draws_by, expert_share
+from trinity_core.config.resolve import draws_by, expert_share, replay_args
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_methods import SYNC_METHODS
 
@@ -40,8 +40,7 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
         return
     sync, trainer = config.synchronizer, config.trainer
     gpus = config.cluster.node_num * (config.cluster.gpu_per_node or 0)
-    source = config.buffer.trainer_input.experience_buffer
-    replay = source.replay_buffer
+    drawn = {**(replay_args(config) or {}), **config.algorithm.sample_strategy_args}
     faults: list[tuple[bool, str, tuple[str, ...]]] = [
         (
             not config.is_synchronous,
@@ -57,7 +56,7 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
             ("trainer.zero_stage",),
         ),
         (
-            bool(source.reuse_cooldown_time or (replay.enable and replay.reuse_cooldown_time)),
+            draws_by(config) == "priority" and drawn.get("reuse_cooldown_time") is not None,
             "cannot be true with reuse_cooldown_time: a trainer that may take rows again never waits for new ones, and "
             "keeps the GPU.",
             ("buffer.trainer_input.experience_buffer",),

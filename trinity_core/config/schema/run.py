@@ -142,7 +142,7 @@ class Config(Section):
         return _at(self._given, key)
 
     def written_by_stage(self, key: str) -> Any:
-        """`written` in the entry of `stages` that this configuration is of, not in the sections above."""
+        """`written`, but of a stage in its own entry of `stages` alone, not in the sections above."""
         return _at(self._of_stage, key)
 
     @property

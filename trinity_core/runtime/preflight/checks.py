@@ -28,7 +28,6 @@ from trinity_core.runtime.preflight.models import missing_models, template_notic
 from trinity_core.runtime.preflight.needs import Need, least, size, total
 from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
-from trinity_core.workflows.agent import CommandArguments
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
@@ -180,12 +179,14 @@ def absent_secrets(config: Config) -> Iterator[Finding]:
     The explorer of a run on this machine inherits this environment; in a joined cluster it may have another.
     """
     where = "the environment of this machine" if config.cluster.ray_address else "this environment"
-    for key, taskset in [*training_tasksets(config), *eval_tasksets(config)] if config.mode != "train" else []:
-        if taskset.default_workflow_type == "command_workflow":
-            secrets = CommandArguments.model_validate(taskset.workflow_args).secrets
-            if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
-                message = f"{where} has no variable {', '.join(absent)}: export it where the explorer runs."
-                yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message)
+    trained = training_tasksets(config) if config.explores else []
+    for key, taskset in [*trained, *eval_tasksets(config)] if config.mode != "train" else []:
+        secrets = taskset.workflow_args.get("secrets")
+        if taskset.default_workflow_type != "command_workflow" or not isinstance(secrets, list | tuple):
+            continue  # other faults of the arguments have been found
+        if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
+            message = f"{where} has no variable {', '.join(map(str, absent))}: export it where the explorer runs."
+            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message)
 
 
 def busy_port(config: Config) -> Iterator[Finding]:
