@@ -110,7 +110,7 @@ def gaps(sessions: Sequence[RecordedSession], model: str) -> np.ndarray:
     paths = find_fast_paths(lm)
     policy, ranks = Policy(lm, paths), Ranks(0, 1, torch.device("cpu"))
     batch = make_batch(rows, ranks.device)
-    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks, torch.float32)
+    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks)
     with torch.no_grad():
         found = gather(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
     assert batch.rollout_logprobs is not None

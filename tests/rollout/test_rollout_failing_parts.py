@@ -109,6 +109,6 @@ def test_environments_that_die_or_hang_cost_only_their_tasks(
     [audit] = audit_runs(config.job_dir).values()
     assert (audit.tasks_drawn, audit.failed) == (4, 2)
     why = " ".join(audit.failed_because)
-    assert "its process has ended" in why and "longer than 5 s" in why
+    assert "its process ended with" in why and "longer than 5 s" in why
     HOSTS.close()
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(frail) in " ".join(one.info["cmdline"] or [])]

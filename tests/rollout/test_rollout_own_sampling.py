@@ -76,7 +76,7 @@ def trainer_logprobs(tiny_folder, rows, temperature):
     lm = load_causal_lm(str(tiny_folder), torch.float32)
     paths, ranks = find_fast_paths(lm), Ranks(0, 1, torch.device("cpu"))
     policy, batch = Policy(lm, paths), make_batch(rows, ranks.device)
-    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks, torch.float32)
+    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks)
     with torch.no_grad():
         return gather(batch, micros, lambda micro: policy(micro, temperature, False)[0], ranks), batch
 

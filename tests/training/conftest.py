@@ -25,7 +25,12 @@ def make_config(tiny_model, tmp_path):
             "name": name,
             "mode": "train",
             "checkpoint_root_dir": str(tmp_path),
-            "algorithm": {"algorithm_type": algorithm, "repeat_times": 4, "optimizer": {"lr": 1e-4}},
+            "algorithm": {
+                "algorithm_type": algorithm,
+                "repeat_times": 4,
+                "optimizer": {"lr": 1e-4},
+                "max_rollout_gap": 100,
+            },  # rows have log-probs of nobody
             "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
             "cluster": {"gpu_per_node": 0},
             "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},

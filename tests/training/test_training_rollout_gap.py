@@ -24,13 +24,15 @@ FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "clust
     ],
 )
 def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausible, implausible):
-    config = make_config(**overrides)
+    config = make_config(**{"algorithm__max_rollout_gap": "null"} | overrides)
     check_first_gap({"rollout_gap/mean": plausible, "staleness/max": 0.0}, config, on_gpu)
     with pytest.raises(TrinityError, match="max_rollout_gap"):
         check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, config, on_gpu)
 
 
 def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_config):
-    check_first_gap({"rollout_gap/mean": 9.0, "staleness/max": 1.0}, make_config(), False)
-    check_first_gap({"rollout_gap/mean": 9.0}, make_config(), False)
-    check_first_gap({"skipped_step": 1.0}, make_config(), False)
+    check_first_gap(
+        {"rollout_gap/mean": 9.0, "staleness/max": 1.0}, make_config(algorithm__max_rollout_gap="null"), False
+    )
+    check_first_gap({"rollout_gap/mean": 9.0}, make_config(algorithm__max_rollout_gap="null"), False)
+    check_first_gap({"skipped_step": 1.0}, make_config(algorithm__max_rollout_gap="null"), False)

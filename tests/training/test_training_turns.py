@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,17 +28,3 @@ def test_turns(strategy: str, turns: list[int], monkeypatch: Any) -> None:
 
     monkeypatch.setattr(checkpoint, "sum_over_ranks", others)
     assert checkpoint.writing_turns(strategy, FOUR) == turns
-
-
-def test_a_rank_writes_in_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
-    seen: list[bool] = []
-    path = tmp_path / "share.pt"
-    monkeypatch.setattr(checkpoint, "barrier", lambda ranks: seen.append(path.exists()))
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for index in range(8):
-            yield str(index), torch.tensor([index])
-
-    checkpoint._save_share(tensors(), path, FOUR, [0, 1, 2, 3])
-    assert seen == [False, True, True, True]
-    assert sorted(torch.load(path, weights_only=True)) == ["1", "5"]

@@ -220,6 +220,7 @@ def test_a_missing_package_of_a_process_is_named(tmp_path):
 
 
 def test_gymnasium_in_a_process_is_the_same():
+    HOSTS.close()
     here, there = (
         play("down", "right", "down", environment="frozen_lake", process=process)[0][0] for process in (False, True)
     )

@@ -177,7 +177,10 @@ class InProcessEngine(Engine):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            gc.freeze()  # vLLM collects garbage seven times while it starts (2 s of a core)
+            if gc.get_freeze_count() == 0:
+                # vLLM collects garbage seven times while it starts (2 s of a core). What an engine before it left must
+                # be collected, as that ends the groups of this process.
+                gc.freeze()
             began = time.perf_counter()
             # The base of an adapter is never loaded again.
             with digests_before_packing(self.settings.compute_dtype) if self.settings.lora_rank else nullcontext():
