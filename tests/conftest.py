@@ -87,17 +87,30 @@ def reward_folder(tiny_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(tiny_folder):
-    """A started CPU engine of the small model in this process. Tests that load other weights put its own back."""
+def engine_of():
+    """Starts a CPU engine with some settings in this process. It lives until the session ends: one that stops takes
+    the process groups away from the other engines and the trainers of the process."""
     from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.settings import EngineSettings
 
-    settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64, grammars=True)
-    engine = InProcessEngine(settings)
-    with mock.patch.dict(os.environ, settings.environment()):
-        asyncio.run(engine.start())
-    yield engine
-    asyncio.run(engine.stop())
+    engines = []
+
+    def start(*settings, **more):
+        settings = EngineSettings(*settings, **more)
+        engines.append(InProcessEngine(settings))
+        with mock.patch.dict(os.environ, settings.environment()):
+            asyncio.run(engines[-1].start())
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        asyncio.run(engine.stop())
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(engine_of, tiny_folder):
+    """A started CPU engine of the small model in this process. Tests that load other weights put its own back."""
+    return engine_of(str(tiny_folder), max_model_len=256, max_num_seqs=64, grammars=True)
 
 
 def _registries() -> Iterator[Registry[Any]]:

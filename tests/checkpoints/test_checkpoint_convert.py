@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -98,7 +99,10 @@ def test_flat_pieces_are_refused(tmp_path):
 
 
 def save_dtensors(actor, tensors, mesh_shape, placements_of):
-    """What FSDP saves, each rank's part made in turn: a group that only pretends to have other members."""
+    """What FSDP saves, each rank's part made in turn: a group that only pretends to have other members.
+
+    It stands beside the group of a trainer that an earlier test left in this process.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -107,8 +111,8 @@ def save_dtensors(actor, tensors, mesh_shape, placements_of):
     for extent in mesh_shape:
         world *= extent
     for rank in range(world):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-        try:
+        with mock.patch.object(dist.distributed_c10d, "_world", dist.distributed_c10d._World()):
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
             mesh = init_device_mesh("cpu", mesh_shape)
             content = {}
             for name, whole in tensors.items():
@@ -122,7 +126,6 @@ def save_dtensors(actor, tensors, mesh_shape, placements_of):
                     local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
                 )
             torch.save(content, actor / shard_name("model", world, rank))
-        finally:
             dist.destroy_process_group()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +16,6 @@ from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
-from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
@@ -30,13 +27,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj")
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_folder: Path) -> Iterator[InProcessEngine]:
-    settings = EngineSettings(str(tiny_folder), 256, max_num_seqs=64, lora_rank=RANK, lora_modules=TARGETS)
-    started = InProcessEngine(settings)
-    with mock.patch.dict(os.environ, settings.environment()):
-        asyncio.run(started.start())
-    yield started
-    asyncio.run(started.stop())
+def engine(engine_of: Any, tiny_folder: Path) -> InProcessEngine:
+    return engine_of(str(tiny_folder), 256, max_num_seqs=64, lora_rank=RANK, lora_modules=TARGETS)
 
 
 def adapter_of(model: Any, seed: int) -> dict[str, torch.Tensor]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections import defaultdict
 from contextlib import closing
-from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -20,8 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config import config_from_dict
-from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.settings import EngineSettings
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
@@ -37,16 +33,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
-def taught(tiny_folder, tmp_path_factory):
-    """The model's folder and a started engine of it, until the session ends: an engine that stops takes the process
-    group away from all trainers of this process that come after it."""
+def taught(engine_of, tiny_folder, tmp_path_factory):
+    """The model's folder and a started engine of it."""
     folder = tmp_path_factory.mktemp("taught")
     teach(tiny_folder, folder)
-    engine = InProcessEngine(EngineSettings(str(folder), max_model_len=512, max_num_seqs=16, threads=2))
-    with mock.patch.dict(os.environ, engine.settings.environment()):
-        asyncio.run(engine.start())
-    yield folder, engine
-    asyncio.run(engine.stop())
+    return folder, engine_of(str(folder), max_model_len=512, max_num_seqs=16, threads=2)
 
 
 def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=None, **taskset):

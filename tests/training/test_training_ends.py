@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -20,7 +17,6 @@ from trinity_core.inference.engine_model import EngineModel, policy_limits
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.settings import EngineSettings
 from trinity_core.runtime.run import train
 from trinity_core.training import TrainerWorker
 from trinity_core.workflows.rollout_model import Completion
@@ -47,14 +43,9 @@ def base_folder(tiny_folder: Path, tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def base_engine(base_folder: Path) -> Iterator[InProcessEngine]:
-    """An engine of its own: one knows the ends of the folder that it was started with. It lives as long as the session,
-    since an engine that stops takes the process group away from trainers of this process."""
-    engine = InProcessEngine(EngineSettings(str(base_folder), max_model_len=128, max_num_seqs=8))
-    with mock.patch.dict(os.environ, engine.settings.environment()):
-        asyncio.run(engine.start())
-    yield engine
-    asyncio.run(engine.stop())
+def base_engine(engine_of: Any, base_folder: Path) -> InProcessEngine:
+    """An engine of its own: one knows the ends of the folder that it was started with."""
+    return engine_of(str(base_folder), max_model_len=128, max_num_seqs=8)
 
 
 def test_answers_of_a_base_model_end_after_sft(

@@ -139,14 +139,6 @@ def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> to
     return TCPStore(address, port, world_size, rank == 0, RENDEZVOUS_TIMEOUT, master_listen_fd=listener)
 
 
-def leave() -> None:
-    """Leave the process group, if this process is in one."""
-    import torch
-
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
     """Rank 0's `blob` on every rank (the others pass None). No pickle is involved."""
     import torch
