@@ -258,6 +258,21 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
+def inherited(base: Tree, own: Tree) -> Tree:
+    """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
+    base = merge({}, base)
+    algorithm, above = own.get("algorithm"), base.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(above, dict):
+        same = algorithm.get("algorithm_type") in (None, above.get("algorithm_type", Config().algorithm.algorithm_type))
+        base["algorithm"] = above if same else {name: above[name] for name in above if name == "optimizer"}
+    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
+    if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
+        for section, name in lengths:
+            if isinstance(base.get(section), dict):
+                base[section].pop(name, None)
+    return base
+
+
 def override(source: YamlSource, overrides: Sequence[str]) -> None:
     """Apply `key.path=value` in order. A list entry is named by its `name` or `stage_name`, or else its index.
 
