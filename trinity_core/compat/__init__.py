@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,17 @@ class UpstreamNames(MetaPathFinder, Loader):
 
 
 def answer_imports(folder: Path) -> None:
-    """Answer imports of `trinity` from now on; `folder` holds the plugins."""
+    """Answer imports of `trinity` from now on; `folder` holds the plugins.
+
+    If it is a checkout of Trinity-RFT, the workflows that it lists are known by their names.
+    """
+    listed = folder / "trinity" / "common" / "workflows" / "__init__.py"
+    tree = ast.walk(ast.parse(listed.read_text(encoding="utf-8") if listed.is_file() else ""))
+    pairs = [pair for node in tree if isinstance(node, ast.Dict) for pair in zip(node.keys, node.values, strict=True)]
+    WORKFLOWS.elsewhere |= {
+        str(name.value): str(path.value)
+        for name, path in pairs
+        if isinstance(name, ast.Constant) and isinstance(path, ast.Constant)
+    }
     if not any(isinstance(finder, UpstreamNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, UpstreamNames(folder))

@@ -360,9 +360,9 @@ def _place(config: Config, key: str, name: str, value: str | None) -> str:
 
 
 def _resolved(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:
-    if name is None or (name not in registry and "." in name and not imports):
+    if name is None or (registry.is_imported(name) and not imports) or report.touched((key,)):
         return None
-    if registry is WORKFLOWS and name not in registry and "." not in name:
+    if registry is WORKFLOWS and name not in registry and not registry.is_imported(name):
         report.add(Finding(key, name, "unknown-name", unknown_workflow(name)))
         return None
     try:

@@ -224,7 +224,7 @@ def _put(chain: Chain, to: str, value: Any, yields: bool, report: Report, writte
 
 
 def _put_below(place: Place, parts: list[str], value: Any, yields: bool, report: Report, written: str) -> None:
-    (name, *rest), (key, node) = parts, place
+    (name, *rest), (key, node, _) = parts, place
     if name.endswith("[]"):
         entries = node.get(name[:-2])
         for index, entry in enumerate(entries if isinstance(entries, list) else []):
