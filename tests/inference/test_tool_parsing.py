@@ -85,6 +85,25 @@ def test_a_model_without_parser_has_no_reader(tokenizer):
     assert ToolCallReader.of(RolloutModelConfig(), tokenizer, "m") is None
 
 
+@pytest.mark.parametrize(
+    ("written", "parser"),
+    [
+        ('<tool_call>{"name": ', "hermes"),
+        ("<tool_call>\n<function=", "qwen3_coder"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+    ],
+)
+def test_a_template_tells_its_parser(written, parser):
+    assert parser_of("{% if tools %}" + written + "{% endif %}") == parser
+    assert parser in TOOL_CALL_PARSERS
+
+
+def test_a_template_without_calls_tells_none():
+    with pytest.raises(TrinityError, match="tool_call_parser"):
+        parser_of("{{ messages }}")
+
+
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):
     with pytest.raises(TrinityError, match=r"tool_call_parser: .*jamba"):
         read(tokenizer, "It is 5.", "jamba")

@@ -160,9 +160,9 @@ def _tried_operator(
 
 def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
     """A task operator whose arguments also suit each other, and whose models can be asked."""
-    before = len(report.problems)
+    before, refused = len(report.problems), report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
-    if len(report.problems) == before and (imports or "." not in operator.name):
+    if len(report.problems) == before and not refused and (imports or "." not in operator.name):
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
