@@ -1,10 +1,10 @@
 """Shell scripts, read and never run: the words of each command, with the values that the script itself gives.
 
 Covered is what veRL's examples are written in: variables and `${NAME:-default}`, arrays, quotes, comments, line
-continuations, positional arguments, `$((…))`, `if` with `[ … ]` or `[[ … ]]`, `&&` and `||`. Whatever else decides what
-is run (loops, `case`, calls of functions, here-documents …) raises UnreadableShell.
+continuations, positional arguments, `$((…))`, `if` with `[ … ]` or `[[ … ]]`, `&&` and `||`, `case`, `for … in …` and
+functions. A here-document is passed over. Whatever else decides what is run (`while`, subshells …) raises UnreadableShell.
 
-What only a running shell knows counts as false, failed or not set, and `ShellScript.assumptions` says so. Within words
+What only a running shell knows counts as false, failed, not set or without output, and `ShellScript.assumptions` says so. Within words
 a variable of the environment becomes a mark (`variable`), and the output of a command another (`unknown`).
 """
 
@@ -15,7 +15,16 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from trinity_core.config.import_verl.conditions import END, UNKNOWN, holds, integer, taken_as_unset, unknown, variable
+from trinity_core.config.import_verl.conditions import (
+    END,
+    UNKNOWN,
+    holds,
+    integer,
+    plain,
+    taken_as_unset,
+    unknown,
+    variable,
+)
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
@@ -27,6 +36,10 @@ _BETWEEN = re.compile(r"(?:[ \t\n;]|\\\n|#[^\n]*|&(?!&))*")
 _JOIN = re.compile(r"(?:[ \t]|\\\n)*(&&|\|\|?)(?:[ \t\n]|\\\n|#[^\n]*)*")
 _KEYWORD = re.compile(r"(if|then|elif|else|fi)(?=[\s;&|]|$)")
 _FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*\{")
+_FOR = re.compile(r"for[ \t]+([A-Za-z_]\w*)[ \t]+in(?=[\s;])")
+_CASE = re.compile(r"case(?=[ \t])")
+_LOOP = re.compile(r"(?:[;\n&|]|\b(?:do|then|else)(?=[ \t]))[ \t]*(for|while|until|select|done)(?=[\s;&|]|$)")
+"""A word that begins or ends a loop."""
 _NOT_READ = re.compile(r"(?:for|while|until|select|case|time|coproc|!|[{}])(?=\s|$)|\(\(|[()&|]|[\w-]+[ \t]*\(\)")
 """What begins a command that is not followed."""
 _ENDS = "\n;&|()"
@@ -73,9 +86,18 @@ class ShellScript:
         self._text, self._at = text.replace("\r\n", "\n"), 0
         self._arguments = list(arguments)
         self._values: dict[str, list[str]] = {}
-        self._functions: set[str] = set()
+        self._functions: dict[str, tuple[str, int]] = {}
+        """By name: what stands between its braces, and the line of that."""
         self._unset: dict[str, None] = {}
         self._failed: dict[str, None] = {}
+        self._silent: dict[str, None] = {}
+        self._locals: dict[str, list[str] | None] = {}
+        """Of the function that runs: its local variables with the values that they have outside of it."""
+        self._first_line = 1
+        self._ended = ""
+        """`exit` or `return` where the script has called it."""
+        self._documents: list[str] = []
+        """The last lines of here-documents that begin on the next line."""
         self._runs = True
         """Whether the command that is read is run."""
         self._in_quotes = False
@@ -85,22 +107,99 @@ class ShellScript:
         """What was assumed of the shell that would run the script, as sentences."""
         names, hint = ", ".join(self._unset), "to import other values, set them in the script"
         unset = [f"{names}: variables of the environment were taken as not set ({hint})."] if names else []
-        return [*unset, *(f"`{command}` was taken to fail." for command in self._failed)]
+        silent = (f"`{command}` was taken to give no words." for command in self._silent)
+        return [*unset, *(f"`{command}` was taken to fail." for command in self._failed), *silent]
 
-    def commands(self) -> Iterator[ShellCommand]:
-        """Each command other than an assignment, in the order in which they are run. Raises UnreadableShell."""
+    def commands(self) -> Generator[ShellCommand, None, bool]:
+        """Each command other than an assignment, in the order in which they are run; returns whether the last one
+        succeeds. Raises UnreadableShell."""
         ifs: list[_If] = []
         status = True
-        while (at := self._skip(_BETWEEN)) < len(self._text):
+        while (at := self._next()) < len(self._text):
             live, asks = (ifs[-1].live, ifs[-1].asks) if ifs else (True, False)
             if function := _FUNCTION.match(self._text, at):
-                self._enclosed(function.end() - 1, "{", "}")
-                self._functions.add(function[1] or function[2])
+                body = self._enclosed(function.end() - 1, "{", "}")
+                self._functions[function[1] or function[2]] = body, self._line(function.end())
+            elif loop := _FOR.match(self._text, at):
+                yield from self._for(loop, live)
+            elif case := _CASE.match(self._text, at):
+                self._at = case.end()
+                yield from self._case(live)
             elif keyword := _KEYWORD.match(self._text, at):
                 self._at = keyword.end()
                 self._branch(ifs, keyword[1], live, status)
             else:
                 status = yield from self._list(live, asks)
+        return status
+
+    def _next(self) -> int:
+        """Step to the next command, over here-documents; the place of it."""
+        at = self._skip(re.compile(r"[ \t;&]*(?:#[^\n]*)?"))
+        while self._documents and self._peek() == "\n":
+            end = re.compile(rf"\n(?:.*\n)*?[ \t]*{re.escape(self._documents.pop(0))}(?=\n|\Z)|\Z").search(self._text, at)
+            at = self._at = end.end() if end else len(self._text)
+        return self._skip(_BETWEEN)
+
+    def _run(self, body: str, line: int, arguments: Sequence[str] | None = None) -> Generator[ShellCommand, None, bool]:
+        """The commands of a part of this script that begins in a line."""
+        inner = self._within(body)
+        inner._first_line, inner._arguments = line, self._arguments if arguments is None else list(arguments)
+        inner._locals = self._locals if arguments is None else {}
+        status = yield from inner.commands()
+        for name, value in inner._locals.items() if arguments is not None else ():
+            self._values.pop(name, None)
+            self._values |= {} if value is None else {name: value}
+        if inner._ended == "exit" or (inner._ended and arguments is None):
+            self._at, self._ended = len(self._text), inner._ended
+        return status
+
+    def _for(self, loop: re.Match[str], live: bool) -> Generator[ShellCommand, None, None]:
+        """`for NAME in WORDS; do …; done`, for each word that is known here."""
+        self._runs, start, self._at = live, self._at, loop.end()
+        words = self._words()
+        head = " ".join(self._text[start : self._at].split())
+        begin = re.compile(r"[;\s]*do(?=\s)").match(self._text, self._at)
+        if begin is None:
+            raise self._not_read("a loop without `do`")
+        depth, line, self._at = 1, self._line(begin.end()), begin.end()
+        for found in _LOOP.finditer(self._text, begin.end() - len("do")):
+            depth += -1 if found[1] == "done" else 1
+            if not depth:
+                body, self._at = self._text[begin.end() : found.start()], found.end()
+                break
+        else:
+            raise self._not_read("a loop without `done`")
+        if live and any(UNKNOWN in word for word in words):
+            self._silent[head] = None
+            words = []
+        for word in words if live else ():
+            self._values[loop[1]] = [word]
+            yield from self._run(body, line)
+            if self._ended:
+                break
+
+    def _case(self, live: bool) -> Generator[ShellCommand, None, None]:
+        """`case WORD in PATTERN | PATTERN) …;; … esac`."""
+        self._runs, start = live, self._skip(re.compile(r"[ \t]+"))
+        word = "".join(self._word(split=False))
+        if live:
+            self._unset |= dict.fromkeys(taken_as_unset(word))
+        self._skip(re.compile(r"\s*in(?=\s)"))
+        while not (end := re.compile(r"(?:\s|#[^\n]*)*(?:esac(?=[\s;]|$)|\Z)").match(self._text, self._at)):
+            self._skip(re.compile(r"(?:\s|#[^\n]*)*\(?"))
+            patterns = [self._expanded(pattern.strip()) for pattern in self._until(")").split("|")] if live else []
+            known = [each for each in patterns if each == "*" or (plain(word) is not None and plain(each) is not None)]
+            if known != patterns:
+                self._failed[f"case {' '.join(self._text[start : self._at].split())})"] = None
+            body = re.compile(r"(.*?)(;;|(?=\besac\b)|\Z)", re.DOTALL).match(self._text, self._at + 1)
+            assert body is not None
+            line, self._at = self._line(body.start()), body.end()
+            if re.search(r"\bcase\b", body[1]):
+                raise self._not_read("`case` within `case`")
+            if any(fnmatchcase(plain(word) or "", plain(pattern) or "") for pattern in known):
+                live = False
+                yield from self._run(body[1], line)
+        self._at = max(self._at, end.end())
 
     def _branch(self, ifs: list[_If], word: str, live: bool, status: bool) -> None:
         if word == "if":
@@ -127,11 +226,17 @@ class ShellScript:
             words = self._words()
             if runs:
                 left = self._assigned(words)
-                status = self._succeeds(left, self._text[start : self._at].strip(), asks)
-                if left:
-                    yield ShellCommand(self._line(start), left)
+                if left and left[0] in self._functions:
+                    if asks:
+                        raise self._not_read(f"the function `{left[0]}` in a condition")
+                    body, line = self._functions[left[0]]
+                    status = yield from self._run(body, line, left[1:])
+                else:
+                    status = self._succeeds(left, self._text[start : self._at].strip(), asks)
+                    if left:
+                        yield ShellCommand(self._line(start), left)
                 if left[:1] in (["exit"], ["return"]):
-                    self._at = len(self._text)
+                    self._at, self._ended = len(self._text), left[0]
             joined = _JOIN.match(self._text, self._at)
             if joined is None:
                 return status
@@ -142,8 +247,8 @@ class ShellScript:
         """Whether a command succeeds: a condition by what is known of it, another command unless an `if` asks it."""
         if not words:
             return True
-        if words[0] in self._functions:
-            raise self._not_read(f"a call of the function `{words[0]}`")
+        if words[0] in ("break", "continue"):
+            raise self._not_read(f"`{words[0]}`")
         value: bool | None = words[0] != "false"
         if words[0] in ("[", "[[", "test"):
             self._unset |= dict.fromkeys(name for word in words for name in taken_as_unset(word))
@@ -162,6 +267,8 @@ class ShellScript:
         if declares or count == len(named):
             for word in named:
                 if assigned := _ASSIGNED.match(word):
+                    if words[0] == "local":
+                        self._locals.setdefault(assigned[1], self._values.get(assigned[1]))
                     before = "".join(self._values.get(assigned[1], [])) if assigned[2] else ""
                     self._values[assigned[1]] = [before + word[assigned.end() :]]
             return []
@@ -186,10 +293,10 @@ class ShellScript:
             elif char == "#":
                 self._until("\n")
             elif redirected := re.compile(r"\d?[<>]+[&|]?-?[ \t]*").match(self._text, self._at):
-                if "<<" in redirected[0]:
-                    raise self._not_read("a here-document")
                 self._at = redirected.end()
-                self._word()
+                end = self._word()
+                if re.fullmatch(r"\d?<<-?[ \t]*", redirected[0]):
+                    self._documents += end
             else:
                 bare = not words or words[0] in _DECLARE or all(map(_ASSIGNED.match, words))
                 assigned = _ASSIGNED.match(self._text, self._at) if bare else None
@@ -324,6 +431,8 @@ class ShellScript:
 
     def _parameter(self, inner: str) -> list[str]:
         """`${…}`: a value, one of an array, with a default, or without a piece of it (`${NAME##*/}`)."""
+        if piece := re.fullmatch(r"@:(\d+)", inner):
+            return self._arguments[max(int(piece[1]) - 1, 0) :]
         parsed = re.fullmatch(r"(\w+|[@*#])(\[[@*]\])?(?:(:?[-=?+]|##?|%%?)(.*))?", inner, re.DOTALL)
         if parsed is None:
             return [unknown(f"${{{inner}}}")]
@@ -364,6 +473,7 @@ class ShellScript:
         """A text of this script, which sees the same variables."""
         inner = ShellScript(text, self._arguments)
         inner._values, inner._unset, inner._failed = self._values, self._unset, self._failed
+        inner._silent, inner._functions = self._silent, self._functions
         inner._runs, inner._in_quotes = self._runs, self._in_quotes
         return inner
 
@@ -400,7 +510,7 @@ class ShellScript:
         return self._text[start + 1 : at - 1]
 
     def _line(self, at: int) -> int:
-        return self._text.count("\n", 0, at) + 1
+        return self._text.count("\n", 0, at) + self._first_line
 
     def _not_read(self, construct: str) -> UnreadableShell:
         return UnreadableShell(self._line(self._at), construct)
