@@ -3,10 +3,10 @@
     python benchmarks/upstream_files.py DIR
 
 Prints a line for each Python file below DIR/trinity/common/workflows: `ok`, or the error of its import; and for each
-configuration below DIR/examples: `ok`, or each refused key with the reason. Configurations are checked with DIR as their
-`plugin_dir` and as the working folder, and with a placeholder for each variable of the environment that they name. The
-exit code is 1 if a file has no name `trinity…` that is needed; what is missing besides is a package that the file's own
-users install.
+configuration below DIR/examples: `ok`, or each refused key with the reason. Configurations are checked with DIR as
+their `plugin_dir` and as the working folder, and with a placeholder for each variable of the environment that they
+name. The exit code is 1 if a file has no name `trinity…` that is needed; what is missing besides is a package that the
+file's own users install.
 """
 
 from __future__ import annotations

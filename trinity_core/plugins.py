@@ -20,9 +20,9 @@ def load_plugins(folder: str | Path | None) -> list[str]:
     """Import every Python file of a folder in name order, so that it can register its parts; returns the module names.
 
     The folder also goes on `sys.path`, so that files can import each other. A second call for the same file does
-    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers; of a checkout
-    of Trinity-RFT, no file is imported before a configuration names its workflow. Raises
-    TrinityError where the folder is missing or a file cannot be imported.
+    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers; of a
+    checkout of Trinity-RFT, no file is imported before a configuration names its workflow. Raises TrinityError where
+    the folder is missing or a file cannot be imported.
     """
     if folder is None:
         return []

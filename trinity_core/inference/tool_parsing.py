@@ -22,7 +22,9 @@ Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
 """Reasoning, content and tool calls of an answer."""
 
 
-PARSERS = {"<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json", "<tool_call>": "hermes"}
+PARSERS = {
+    "<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json", "<tool_call>": "hermes",
+}  # fmt: skip
 """Text of a chat template, and the parser of the calls that are written so; the first that fits."""
 
 

@@ -241,7 +241,8 @@ def _with_parser(config: Config, encoder: ChatEncoder) -> RolloutModelConfig:
     flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
     if rollout.tool_call_parser is not None or "toolcall_workflow" not in flows:
         return rollout
-    return rollout.with_values({"tool_call_parser": parser_of(str(encoder.template or encoder.tokenizer.chat_template))})
+    template = str(encoder.template or encoder.tokenizer.chat_template)
+    return rollout.with_values({"tool_call_parser": parser_of(template)})
 
 
 def _read(config: Config) -> _Read:

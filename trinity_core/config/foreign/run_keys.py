@@ -99,6 +99,8 @@ RUN: Keys = {
     "global_config": GLOBAL,
     "cod": refused("tasks are not packed together; write a workflow that does it."),
 }
+
+
 def _external_model(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     """An endpoint that mode bench scores; its address stands in a variable of the environment."""
     if not isinstance(given, Mapping):

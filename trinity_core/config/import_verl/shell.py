@@ -2,16 +2,18 @@
 
 Covered is what veRL's examples are written in: variables and `${NAME:-default}`, arrays, quotes, comments, line
 continuations, positional arguments, `$((…))`, `if` with `[ … ]` or `[[ … ]]`, `&&` and `||`, `case`, `for … in …` and
-functions. A here-document is passed over. Whatever else decides what is run (`while`, subshells …) raises UnreadableShell.
+functions. A here-document is passed over. Whatever else decides what is run (`while`, subshells …) raises
+UnreadableShell.
 
-What only a running shell knows counts as false, failed, not set or without output, and `ShellScript.assumptions` says so. Within words
-a variable of the environment becomes a mark (`variable`), and the output of a command another (`unknown`).
+What only a running shell knows counts as false, failed, not set or without output, and `ShellScript.assumptions` says
+so. Within words a variable of the environment becomes a mark (`variable`), and the output of a command another
+(`unknown`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -136,7 +138,8 @@ class ShellScript:
         """Step to the next command, over here-documents; the place of it."""
         at = self._skip(re.compile(r"[ \t;&]*(?:#[^\n]*)?"))
         while self._documents and self._peek() == "\n":
-            end = re.compile(rf"\n(?:.*\n)*?[ \t]*{re.escape(self._documents.pop(0))}(?=\n|\Z)|\Z").search(self._text, at)
+            last = re.escape(self._documents.pop(0))
+            end = re.compile(rf"\n(?:.*\n)*?[ \t]*{last}(?=\n|\Z)|\Z").search(self._text, at)
             at = self._at = end.end() if end else len(self._text)
         return self._skip(_BETWEEN)
 
