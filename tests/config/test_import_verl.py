@@ -76,7 +76,7 @@ SCRIPTS = {
     "for": 'for v in a "b c" $HOME; do\n  for w in 1; do run $v$w; done # done\ndone\nfor u in; do run; done\nrun $v',
     "case": 'a=x.sh\ncase "$a" in *.py|y) b=1 ;; *.sh) b=2;; *) b=3;; esac\ncase $b in 1) ;; (2) run two\n;; esac',
     "case of nothing": 'case "${N}" in "") run no ;; *) run some ;; esac',
-    "function": 'go() {\n  local n=${2:-3}\n  [ "$1" = a ] || return\n  run $# $n "${@:2}"\n}\ngo a b c\ngo b\nrun "$n"',
+    "function": 'go() {\n local n=${2:-3}\n [ "$1" = a ] || return\n  run $# $n "${@:2}"\n}\ngo a b c\ngo b\nrun "$n"',
     "function that exits": "f() { for i in 1 2; do run $i; exit 1; done; }\nf\nrun b",
     "document": "cat > /dev/null <<'EOF' | cat\nfor (\nEOF\nrun a <<< b\ncat <<-A > /dev/null; run c\nno\n\tA\nrun d",
     "unset": 'a=1\nunset a\nrun "${a:-none}"',

@@ -321,7 +321,7 @@ def test_other_files_of_a_checkout_are_imported_from_it(tmp_path):
     path = "trinity.common.workflows.envs.maze.Maze"
     (tmp_path / "setup.py").write_text("raise SystemExit('usage: setup.py')")
     (tmp_path / "trinity" / "common" / "workflows" / "__init__.py").write_text(
-        f"raise RuntimeError\nNAMES = Registry('x', default_mapping={{'maze': '{path}', 'math_workflow': 'trinity.no'}})"
+        f"raise RuntimeError\nNAMES = Registry('x', default_mapping={{'maze': '{path}', 'math_workflow': 'no.X'}})"
     )
     load_plugins(tmp_path)
     assert WORKFLOWS.resolve(path).__module__ == path.rpartition(".")[0] and WORKFLOWS.resolve("maze") is not None
