@@ -104,10 +104,8 @@ def _scheme(path: str) -> str:
 
 
 def is_backup(buffer: ExperienceBufferConfig) -> bool:
-    """True if `path` is a queue's backup in JSON or a name without a suffix, which Trinity-RFT does not write to. It is
-    not needed: the store is on disk anyway."""
-    path = buffer.path or ""
-    return buffer.storage_type == "queue" and "://" not in path and PurePosixPath(path).suffix in ("", *BACKUPS)
+    """True if `path` is a queue's backup in JSON, which is not needed: the store is on disk anyway."""
+    return buffer.storage_type == "queue" and PurePosixPath(buffer.path or "").suffix in BACKUPS
 
 
 def engine_name(config: Config, index: int) -> str:
