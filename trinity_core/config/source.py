@@ -258,13 +258,13 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
-def inherited(base: Tree, own: Tree) -> Tree:
+def inherited(above: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
-    base = merge({}, base)
-    algorithm, above = own.get("algorithm"), base.get("algorithm")
-    if isinstance(algorithm, dict) and isinstance(above, dict):
-        same = algorithm.get("algorithm_type") in (None, above.get("algorithm_type", Config().algorithm.algorithm_type))
-        base["algorithm"] = above if same else {name: above[name] for name in above if name == "optimizer"}
+    base: Tree = copy.deepcopy(dict(above))
+    algorithm, usual = own.get("algorithm"), base.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(usual, dict):
+        same = algorithm.get("algorithm_type") in (None, usual.get("algorithm_type", Config().algorithm.algorithm_type))
+        base["algorithm"] = usual if same else {name: usual[name] for name in usual if name == "optimizer"}
     lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
     if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
         for section, name in lengths:
