@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -172,8 +173,8 @@ def _without_monitors() -> Iterator[None]:
     """
     from ray._private import parameter
 
-    params = parameter.RayParams
-    parameter.RayParams = partial(params, no_monitor=True, include_log_monitor=False)  # type: ignore[misc, assignment]
+    params, without = parameter.RayParams, dict[str, Any](no_monitor=True, include_log_monitor=False)
+    parameter.RayParams = partial(params, **without)  # type: ignore[misc, assignment]
     try:
         yield
     finally:
