@@ -26,6 +26,10 @@ CODES = {"Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}, "Escape": {"windo
 """Of keys that an application tells by their number."""
 
 
+class Navigated(Exception):
+    """The page was left while an expression was evaluated in it."""
+
+
 class Page:
     """A page of a browser."""
 
@@ -48,6 +52,8 @@ class Page:
             if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
+                if "navigated" in message.get("error", {}).get("message", ""):
+                    raise Navigated(message["error"]["message"])
                 assert "error" not in message, message
                 return message["result"]
 
@@ -60,11 +66,13 @@ class Page:
     async def until(self, script: str, what: str = "", seconds: float = SECONDS) -> Any:
         """The value of an expression, once it is true; `what` says in words what is waited for."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not (found := await self.value(script)):
+        while True:
+            with suppress(Navigated):  # ask the page that comes
+                if found := await self.value(script):
+                    return found
             late = asyncio.get_running_loop().time() > deadline
             assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
             await asyncio.sleep(0.05)
-        return found
 
     async def text(self, selector: str) -> str:
         """The text of an element as a person sees it."""
