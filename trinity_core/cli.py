@@ -312,6 +312,60 @@ def check_data(
         raise typer.Exit(1)
 
 
+env_app = typer.Typer(name="env", help="Environments that a policy acts in.", no_args_is_help=True)
+app.add_typer(env_app)
+
+
+@env_app.command("try")
+def try_environment(
+    target: Annotated[
+        str,
+        typer.Argument(help="A registered name, package.module:Class or folder/file.py:Class.", show_default=False),
+    ],
+    more: Annotated[list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="Actions after the first.")] = None,
+    actions: Annotated[
+        str | None, typer.Option("--actions", help="What the policy would say, one argument a turn: --actions up down.")
+    ] = None,
+    actions_file: Annotated[
+        str | None, typer.Option(help="Actions from a file, one a line; - reads them from the terminal.")
+    ] = None,
+    args: Annotated[str, typer.Option(help="environment_args, a JSON object.")] = "{}",
+    row: Annotated[
+        str, typer.Option(help="A task's row, a JSON object: columns are arguments too, and the seed.")
+    ] = "{}",
+    workflow_args: Annotated[
+        str,
+        typer.Option(help='Further workflow_args, a JSON object: {"process": true, "python": ..., "time_limit": 5}.'),
+    ] = "{}",
+    seed: Annotated[int | None, typer.Option(help="Seed of the episode, in place of the row's.")] = None,
+    plugin_dir: PluginDir = None,
+) -> None:
+    """Play an environment without a model: its first observation, then what it answers to each action.
+
+    The environment runs as it would in a run of env_workflow: process, limits and checks are the same. Exits with 1,
+    and an error that names the environment, if it fails. For example:
+
+    trinity env try frozen_lake --plugin-dir configs/toy_text --seed 3 --actions down right
+
+    trinity env try envs/guess.py:Guess --args '{"largest": 5}' --actions-file -
+    """
+    from trinity_core.workflows.environments.trial import Trial, json_object
+
+    if more and actions is None:
+        raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(more)}")
+    if actions is not None and actions_file is not None:
+        raise typer.BadParameter("give --actions or --actions-file, not both")
+    settings = json_object("--workflow-args", workflow_args) | {"environment": target}
+    settings["environment_args"] = json_object("--args", args)
+    columns = json_object("--row", row) | ({} if seed is None else {"seed": seed})
+    trial = Trial.of(settings, columns, plugin_dir)
+    said = [] if actions is None else [actions, *(more or [])]
+    if actions_file == "-":
+        trial.play((line.rstrip("\n") for line in sys.stdin), typer.echo)
+    else:
+        trial.play(Path(actions_file).read_text().splitlines() if actions_file else said, typer.echo)
+
+
 tasks_app = typer.Typer(name="tasks", help="Task sets that grow while a run goes on.", no_args_is_help=True)
 app.add_typer(tasks_app)
 TasksetName = Annotated[str | None, typer.Option("--taskset", help="The task set, where there are several queues.")]

@@ -371,3 +371,16 @@ def test_tools_of_an_environment_are_shown(monkeypatch):
     monkeypatch.setattr(Toolbox, "tools", lambda self: "hammer")
     with pytest.raises(EnvironmentFailed, match="hammer"):
         play("down", environment="toolbox")
+
+
+@pytest.mark.parametrize(("step", "message"), [("raise", "RuntimeError: no such thing"), ("nonsense", "nonsense")])
+def test_a_broken_environment_in_the_explorer_is_named(monkeypatch, step, message):
+    class Broken(ENVIRONMENTS["frozen_lake"]):
+        def step(self, action):
+            if step == "raise":
+                raise RuntimeError("no such thing")
+            return step
+
+    monkeypatch.setitem(ENVIRONMENTS, "broken", Broken)
+    with pytest.raises(EnvironmentFailed, match=f"Broken.step: .*{message}"):
+        play("down", environment="broken")

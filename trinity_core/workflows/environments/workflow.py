@@ -17,7 +17,7 @@ from trinity_core.children import START_SECONDS
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError, InputError
+from trinity_core.errors import DataError, InputError, TrinityError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
@@ -71,6 +71,11 @@ class EnvArguments(Arguments):
         """True if the environment runs in a process of its own."""
         wanted = wants_process(ENVIRONMENTS.get(self.environment)) if self.process is None else self.process
         return wanted or self.python is not None or ":" in self.environment
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a reset or a step."""
+        return self.time_limit + (GRACE if self.separate else 0.0)
 
     @property
     def all_arguments(self) -> dict[str, Any]:
@@ -168,22 +173,14 @@ class EnvWorkflow(Workflow):
 
     def given(self) -> EnvArguments:
         """The arguments, with those in the task's columns."""
-        arguments = self.arguments.model_validate(self.task.workflow_args)
-        if arguments.environment not in ENVIRONMENTS:
-            return arguments
-        kind = ENVIRONMENTS[arguments.environment]
-        if arguments.python is None:
-            check_installed(arguments.environment, kind)
-        model = ENVIRONMENTS.arguments(kind, arguments.environment)
-        own = {name: self.task.raw[name] for name in (model.model_fields if model else ()) if name in self.task.raw}
-        return arguments.model_copy(update={"environment_args": {**arguments.all_arguments, **own}})
+        return with_columns(self.arguments.model_validate(self.task.workflow_args), self.task.raw)
 
     async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:
         task = self.task
-        limit = arguments.time_limit + (GRACE if arguments.separate else 0.0)
+        limit = arguments.patience
         async with opened(arguments, task.raw) as environment:
             tools = as_tools(await called(environment.tools, limit))
-            episode = Episode(as_step(await called(environment.reset, limit, seed_of(task))))
+            episode = Episode(await step_of(environment.reset, limit, seed_of(task)))
             trajectory = Trajectory(
                 self.model,
                 first_messages(task.messages, episode.first.observation),
@@ -197,11 +194,26 @@ class EnvWorkflow(Workflow):
                 if answer.finish_reason == "prompt_too_long":
                     break
                 episode.cut_off += answer.finish_reason == "length"
-                episode.steps.append(as_step(await called(environment.step, limit, answer.text)))
+                episode.steps.append(await step_of(environment.step, limit, answer.text))
                 if episode.steps[-1].done:
                     break
                 trajectory.add({"role": "user", "content": episode.steps[-1].observation})
         return experiences_of(trajectory, episode, arguments, run)
+
+
+def with_columns(arguments: EnvArguments, row: Mapping[str, Any]) -> EnvArguments:
+    """The arguments, with those of a registered environment's that are columns of the row.
+
+    Raises TrinityError if the environment's package is not installed.
+    """
+    if arguments.environment not in ENVIRONMENTS:
+        return arguments
+    kind = ENVIRONMENTS[arguments.environment]
+    if arguments.python is None:
+        check_installed(arguments.environment, kind)
+    model = ENVIRONMENTS.arguments(kind, arguments.environment)
+    own = {name: row[name] for name in (model.model_fields if model else ()) if name in row}
+    return arguments.model_copy(update={"environment_args": {**arguments.all_arguments, **own}})
 
 
 def seed_of(task: Task) -> int:
@@ -272,6 +284,22 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
             return await result if inspect.isawaitable(result) else result
     except TimeoutError:
         raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
+    except (TrinityError, EnvironmentFailed):
+        raise
+    except Exception as error:  # an environment may raise anything
+        raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
+
+
+async def step_of(method: Callable[..., Any], limit: float, *args: Any) -> Step:
+    """The checked answer of `reset` or `step` within `limit` seconds.
+
+    Raises EnvironmentFailed, which names the class.
+    """
+    reply = await called(method, limit, *args)
+    try:
+        return as_step(reply)
+    except EnvironmentFailed as failure:
+        raise EnvironmentFailed(f"{method.__qualname__}: {failure}") from None
 
 
 def first_messages(messages: list[Message], observation: str) -> list[Message]:

@@ -1,0 +1,93 @@
+"""An environment played without a model: `trinity env try`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from trinity_core.data.task import Task
+from trinity_core.errors import InputError
+from trinity_core.plugins import load_plugins
+from trinity_core.workflows.environments.process import HOSTS
+from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_tools
+from trinity_core.workflows.environments.workflow import (
+    EnvArguments,
+    called,
+    opened,
+    seed_of,
+    step_of,
+    with_columns,
+)
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Read an option. Raises InputError, which names it, for anything but a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{option} is no JSON ({error}): {text}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}")
+    return value
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One episode with given actions, in an environment that is opened and called as `env_workflow` does it."""
+
+    arguments: EnvArguments
+    task: Task
+
+    @classmethod
+    def of(cls, workflow_args: Mapping[str, Any], row: dict[str, Any], plugin_dir: Path | None) -> Self:
+        """An episode of a task with this row. Raises InputError for wrong arguments."""
+        load_plugins(plugin_dir)
+        task = Task(0, row, "env try", "env_workflow", workflow_args=dict(workflow_args))
+        try:
+            return cls(with_columns(EnvArguments.model_validate(workflow_args), row), task)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors())
+            raise InputError(f"environment '{workflow_args['environment']}': {'; '.join(problems)}") from None
+
+    def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
+        """Reset, then take actions until they or the episode end, and show what is said.
+
+        Raises InputError, which names the environment, if it fails.
+        """
+        try:
+            asyncio.run(self._play(actions, show))
+        except EnvironmentFailed as failure:
+            name = f"environment '{self.arguments.environment}'"
+            raise InputError(str(failure) if name in str(failure) else f"{name}: {failure}") from failure
+        finally:
+            HOSTS.close()
+
+    async def _play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
+        seed, total, turns = seed_of(self.task), 0.0, 0
+        limit = self.arguments.patience
+        async with opened(self.arguments, self.task.raw) as environment:
+            tools = as_tools(await called(environment.tools, limit))
+            if tools:
+                show(f"tools: {json.dumps(tools)}")
+            step = await step_of(environment.reset, limit, seed)
+            show(f"reset, seed {seed}\n{_text(step)}")
+            for action in actions:
+                step = await step_of(environment.step, limit, action)
+                total, turns = total + step.reward, turns + 1
+                show(f"action {turns}: {action}\n{_text(step)}")
+                if step.done:
+                    break
+        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'goes on'}")
+
+
+def _text(step: Step) -> str:
+    """What the policy would see, indented, then the rest on one line."""
+    shown = "\n".join(f"  {line}" for line in step.observation.splitlines())
+    said = f"reward {step.reward:g}, done {str(step.done).lower()}, info {json.dumps(dict(step.info), default=str)}"
+    return f"{shown}\n{said}"
