@@ -73,7 +73,7 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
                 await page.click(part(name))
                 await page.until(f"{has(shown)} && {IDLE}", f"{name} shows {shown}")
                 assert f"tab={name}" in await page.value("location.search")
-            await page.call("Page.reload")
+            await page.reload()
             await page.until(f"{has('trinity audit')} && {IDLE}", "a reload shows the same part of the same run")
             await page.click(part("Rollouts"))
             inside = "document.querySelector('iframe')?.contentDocument?.body?.innerText"

@@ -517,7 +517,7 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "#### 4"},
     ]
-    rollout = SampledRollout("2 + 2?", "#### 4", 1.0, {"format": 0.5}, "4", 7, turns=turns)
+    rollout = SampledRollout("2 + 2?", "#### 4", 1.0, {"format": 0.5}, "4", 7, turns=turns, span=(1000.0, 1002.5))
     for _ in range(2):  # the second time after a crash between sending and noting it
         save_rollouts(info.job_dir, "explorer", 3, [rollout], traces_dir(info.job_dir))
         forwarder = Forwarder(info.job_dir, writer)
@@ -529,6 +529,10 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
     experiment = client.get_experiment_by_name("project")
     [trace] = client.search_traces(locations=[experiment.experiment_id])
     assert trace.info.trace_metadata["mlflow.sourceRun"] == writer.run_id
+    assert (trace.info.request_time, trace.info.execution_duration) == (1_000_000, 2500)
+    assert {(span.start_time_ns, span.end_time_ns) for span in trace.data.spans} == {
+        (1000 * 10**9, 10**12 + 25 * 10**8)
+    }
     spans = {span.name: span for span in trace.data.spans}
     assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "TOOL", "CHAT_MODEL"]
     assert spans["tool"].outputs == turns[2] and spans["tool"].inputs == turns[1]

@@ -22,8 +22,14 @@ SECONDS = 30.0
 """For Chromium to start, and for what a test waits for; a machine may be busy."""
 
 
+LEFT = -32000
+"""The code of an evaluation that ended because the page was left."""
 CODES = {"Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}, "Escape": {"windowsVirtualKeyCode": 27}}
 """Of keys that an application tells by their number."""
+
+
+class Navigated(Exception):
+    """The page was left while an expression was evaluated in it."""
 
 
 class Page:
@@ -48,6 +54,8 @@ class Page:
             if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
+                if method == "Runtime.evaluate" and message.get("error", {}).get("code") == LEFT:
+                    raise Navigated(message)
                 assert "error" not in message, message
                 return message["result"]
 
@@ -60,11 +68,19 @@ class Page:
     async def until(self, script: str, what: str = "", seconds: float = SECONDS) -> Any:
         """The value of an expression, once it is true; `what` says in words what is waited for."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not (found := await self.value(script)):
+        while True:
+            with suppress(Navigated):
+                if found := await self.value(script):
+                    return found
             late = asyncio.get_running_loop().time() > deadline
             assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
             await asyncio.sleep(0.05)
-        return found
+
+    async def reload(self) -> None:
+        """Load the page anew; what is asked of it from then on is asked of the new one."""
+        before = await self.value("performance.timeOrigin")
+        await self.call("Page.reload")
+        await self.until(f"performance.timeOrigin !== {before} && !!document.body", "the page is loaded anew")
 
     async def text(self, selector: str) -> str:
         """The text of an element as a person sees it."""

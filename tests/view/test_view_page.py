@@ -238,7 +238,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             await page.value("document.forms.rows.show.dispatchEvent(new Event('input', {bubbles: true})), true")
             await page.until(f"{rows}.length === 9")
             await page.until("location.hash.includes('show=wrong') && location.hash.includes('by=reward')")
-            await page.call("Page.reload")
+            await page.reload()
             await page.until(f"{rows}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
             await page.click("document.querySelector('#table tbody a')")
@@ -261,7 +261,7 @@ async def _addresses(page) -> None:
     await page.value(fill)
     await page.press("3")
     await page.until("/taskset=sums/.test(location.hash) && /colour=advantage/.test(location.hash)")
-    await page.call("Page.reload")
+    await page.reload()
     await page.until(
         "document.querySelectorAll('.item').length === 4 && document.forms.filter.taskset.value === 'sums'"
     )
