@@ -22,9 +22,29 @@ SECONDS = 30.0
 """For Chromium to start, and for what a test waits for; a machine may be busy."""
 
 
+MOST_STOPS = 300
+STOP = """(() => {
+    const e = document.activeElement
+    if (!e || e === document.body || e.dataset.reached) return null
+    e.dataset.reached = 1
+    const around = [e, e.parentElement, e.parentElement.parentElement].map((each) => getComputedStyle(each))
+    const isFrame = e.tagName === "IFRAME"
+    const name = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText || e.title || e.placeholder || (isFrame && e.src)
+    const shown = isFrame || around.some((style) => style.outlineStyle !== "none" || style.boxShadow !== "none")
+    return {name: (name || "").trim(), shown, html: e.outerHTML.slice(0, 300)}
+})()"""
+"""The control that has the focus, if it is reached for the first time."""
+MISSED = """[...document.querySelectorAll("button, a[href], input, select, textarea, summary, [tabindex='0']")]
+    .filter((e) => !e.disabled && !e.dataset.reached && e.tabIndex >= 0)
+    .filter((e) => e.checkVisibility({visibilityProperty: true}))
+    .map((e) => e.outerHTML.slice(0, 200))"""
+"""Visible controls that Tab has not led to."""
 LEFT = -32000
 """The code of an evaluation that ended because the page was left."""
-CODES = {"Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}, "Escape": {"windowsVirtualKeyCode": 27}}
+NUMBERS = {"Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+CODES = {name: {"windowsVirtualKeyCode": number} for name, number in NUMBERS.items()} | {
+    "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}
+}
 """Of keys that an application tells by their number."""
 
 
@@ -92,6 +112,22 @@ class Page:
             named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key, **CODES.get(key, {})})}
             await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def tab_stops(self) -> list[str]:
+        """The names of the controls that Tab leads to, in order.
+
+        Each has a name, shows that it has the focus, and none that is visible is left out.
+        """
+        await self.value("document.activeElement.blur(), window.scrollTo(0, 0), true")
+        names = list[str]()
+        while len(names) < MOST_STOPS:
+            await self.press("Tab")
+            if not (stop := await self.value(STOP)):
+                break
+            assert stop["name"] and stop["shown"], stop
+            names.append(stop["name"])
+        assert (missed := await self.value(MISSED)) == [], (missed, names)
+        return names
 
     async def press_with_control(self, key: str) -> None:
         """Press a key while Control is held."""

@@ -275,6 +275,40 @@ async def _addresses(page) -> None:
     assert await page.value("document.querySelector('#loading').hidden")
 
 
+def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
+    status = "document.querySelector('#status').innerText"
+    in_the_list = "(document.querySelector('#list').focus(), true)"
+
+    async def use(address: str) -> None:
+        async with opened(f"{address}/#run=run&tab=table", tmp_path) as page:
+            await page.until("document.querySelectorAll('#table tbody tr').length === 12")
+            stops = await page.tab_stops()
+            assert {"Table", "Tokens", "Evaluations", "Keys", "reward", "advantage"} <= {*stops}
+            await page.press("e")
+            await page.until("document.querySelectorAll('.item').length > 1")
+            await page.value(in_the_list)
+            await page.press("ArrowDown", "ArrowDown")
+            await page.until(
+                "document.querySelectorAll('.item')[1].ariaSelected === 'true' && !!document.querySelector('.t')"
+            )
+            assert await page.value("document.activeElement.id") == "list"
+            assert {"all groups of this task", "keep on the left", "Tokens"} <= {*await page.tab_stops()}
+            await page.value("document.querySelector('.tokens').focus(), true")
+            await page.press("ArrowRight", "ArrowRight")
+            await page.until(f"{status}.startsWith('token 1 of')")
+            await page.press("?")
+            await page.until("document.querySelector('#keys').open")
+            await page.press("Escape")
+            await page.until("!document.querySelector('#keys').open")
+            await page.press("s")
+            await page.until("!!document.querySelector('.pair')")
+            await page.tab_stops()
+            assert page.said == []
+
+    with serving(run_folder) as address:
+        asyncio.run(use(address))
+
+
 def test_a_group_is_one_file_to_send(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
         groups = client.get("/api/runs/run/groups", params={"step": 3, "taskset": "sums"}).json()["groups"]
