@@ -29,7 +29,8 @@ STOP = """(() => {
     e.dataset.reached = 1
     const around = [e, e.parentElement, e.parentElement.parentElement].map((each) => getComputedStyle(each))
     const isFrame = e.tagName === "IFRAME"
-    const name = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText || e.title || e.placeholder || (isFrame && e.src)
+    const given = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText
+    const name = given || e.title || e.placeholder || (isFrame && e.src)
     const shown = isFrame || around.some((style) => style.outlineStyle !== "none" || style.boxShadow !== "none")
     return {name: (name || "").trim(), shown, html: e.outerHTML.slice(0, 300)}
 })()"""
