@@ -23,6 +23,13 @@ SECONDS = 30.0
 
 
 MOST_STOPS = 300
+FROM_THE_TOP = """(() => {
+    for (const e of document.querySelectorAll("[data-reached]")) delete e.dataset.reached
+    document.body.tabIndex = -1
+    document.body.focus()
+    document.body.removeAttribute("tabindex")
+})()"""
+"""The next Tab leads to the first control of the page."""
 STOP = """(() => {
     const e = document.activeElement
     if (!e || e === document.body || e.dataset.reached) return null
@@ -119,7 +126,7 @@ class Page:
 
         Each has a name, shows that it has the focus, and none that is visible is left out.
         """
-        await self.value("document.activeElement.blur(), window.scrollTo(0, 0), true")
+        await self.value(FROM_THE_TOP)
         names = list[str]()
         while len(names) < MOST_STOPS:
             await self.press("Tab")
