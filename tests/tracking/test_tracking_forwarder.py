@@ -501,6 +501,8 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     assert run.data.params["algorithm.lr"] == "0.1" and "hidden" not in str(run.data.params)
     history = client.get_metric_history(run.info.run_id, "actor/loss")
     assert [point.step for point in history] == [1, 2, 3, 3]
+    groups = {name.partition("/")[0] for name in run.data.metrics if not name.startswith("system/")}
+    assert sorted(groups)[0] == "Results", "MLflow's charts begin with what is in it"
     champion = client.get_model_version_by_alias("project.name_rft", "champion")
     assert champion.tags["step"] == "2" and champion.source.endswith("name_rft/global_step_2")
     assert len(client.search_model_versions("name = 'project.name_rft'")) == 3
