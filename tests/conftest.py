@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import pickle
 import shutil
@@ -20,6 +21,9 @@ from hypothesis import settings
 
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.registry import HOMES, Registry
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""The tests start hundreds of processes, and each would compile the project anew."""
 
 settings.register_profile("busy", deadline=None, print_blob=True)
 settings.load_profile("busy")
@@ -47,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: processes that share the files then end together."""
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare each later collection of garbage the walk over the tests and what they have imported."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

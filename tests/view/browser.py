@@ -47,8 +47,6 @@ MISSED = """[...document.querySelectorAll("button, a[href], input, select, texta
     .filter((e) => e.checkVisibility({visibilityProperty: true}))
     .map((e) => e.outerHTML.slice(0, 200))"""
 """Visible controls that Tab has not led to."""
-LEFT = -32000
-"""The code of an evaluation that ended because the page was left."""
 NUMBERS = {"Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 CODES = {name: {"windowsVirtualKeyCode": number} for name, number in NUMBERS.items()} | {
     "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}
@@ -82,8 +80,8 @@ class Page:
             if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
-                if method == "Runtime.evaluate" and message.get("error", {}).get("code") == LEFT:
-                    raise Navigated(message)
+                if "navigated" in message.get("error", {}).get("message", ""):
+                    raise Navigated(message["error"]["message"])
                 assert "error" not in message, message
                 return message["result"]
 
@@ -97,7 +95,7 @@ class Page:
         """The value of an expression, once it is true; `what` says in words what is waited for."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            with suppress(Navigated):
+            with suppress(Navigated):  # ask the page that comes
                 if found := await self.value(script):
                     return found
             late = asyncio.get_running_loop().time() > deadline
