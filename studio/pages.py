@@ -20,7 +20,6 @@ STYLE = """<style>
 .hanging { white-space: pre-wrap; line-height: 1.5 }
 .fact span { display: block; font-size: 0.8rem; opacity: 0.7 }
 .fact b { white-space: nowrap }
-.stMarkdown h3 { padding: 0 }
 a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px solid currentColor !important }
 @media (min-width: 1100px) {
   .stColumn:has(> .stVerticalBlock > .stLayoutWrapper > .st-key-beside), .stColumn:has(.st-key-beside) {

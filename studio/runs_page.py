@@ -69,7 +69,7 @@ def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
 def show_list(runs: Sequence[Run]) -> None:
     """A table that sorts; a click on a cell opens the run, boxes choose runs to compare.
 
-    The table is a drawing, which no key reaches: runs are also chosen by name.
+    The keyboard's way into the table selects its first cell, a state, which must open nothing.
     """
     now, names = datetime.now(UTC), [run.name for run in runs]
     above = st.container(horizontal=True)
@@ -81,13 +81,14 @@ def show_list(runs: Sequence[Run]) -> None:
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
         column_config={
+            "state": st.column_config.TextColumn(pinned=True),
             "run": st.column_config.TextColumn(width="medium", pinned=True),
             "curve": st.column_config.LineChartColumn("reward or score", width="small"),
             "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
         },
     )
     st.caption("Click a run to open it. Check two or more to compare them.")
-    if cells := event.selection.cells:
+    if (cells := event.selection.cells) and cells[0][1] != "state":
         st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
     with above:
         found = st.multiselect(
@@ -103,8 +104,8 @@ def _row(run: Run, now: datetime) -> dict[str, object]:
     files = run.files
     total = f" of {files.total_steps}" if files.total_steps else ""
     return {
-        "run": f"{'↳ ' if run.parent else ''}{run.name}",
         "state": run.state.value,
+        "run": f"{'↳ ' if run.parent else ''}{run.name}",
         "score": score_text(files.score, files.interval),
         "curve": _sparkline(run),
         "step": f"{files.step}{total}" if files.step else "–",
