@@ -86,7 +86,7 @@ def read_rollouts(path: Path) -> list[SampledRollout]:
     lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may stand within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
     found = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
-    return [replace(each, span=each.span and tuple(each.span)) for each in found]
+    return [replace(each, span=(each.span[0], each.span[1])) if each.span else each for each in found]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
