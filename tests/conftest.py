@@ -32,19 +32,21 @@ settings.load_profile("busy")
 
 LONGEST = (
     "flows/test_flows_whole.py",
-    "chaos/test_chaos.py",
+    "runtime/test_runtime_run.py",
     "flows/test_flows_runs.py",
+    "rollout/test_rollout_serving_real.py",
     "test_wheel.py",
     "runtime/test_runtime_ray_node.py",
-    "rollout/test_rollout_serving_real.py",
+    "chaos/test_chaos.py",
     "flows/test_flows_signals.py",
-    "tracking/test_tracking_outages.py",
     "runtime/test_python_call.py",
-    "runtime/test_runtime_notice.py",
-    "studio/test_studio_page.py",
+    "tracking/test_tracking_outages.py",
     "test_contributing.py",
+    "studio/test_studio_page.py",
+    "runtime/test_runtime_notice.py",
 )
-"""Files that take longest (`pytest --durations=0`), the longest first."""
+"""Files that take longest (`pytest --durations=0`), the longest first; the second makes the run with which the first
+compares its own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -112,8 +114,9 @@ def engine_of():
         return engines[-1]
 
     yield start
-    for engine in engines:
-        asyncio.run(engine.stop())
+    with mock.patch("gc.collect"):  # vLLM's walks over all that the session has made, for memory that nobody wants
+        for engine in engines:
+            asyncio.run(engine.stop())
 
 
 @pytest.fixture(scope="session")
