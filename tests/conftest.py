@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import pickle
 import shutil
@@ -21,6 +22,9 @@ from hypothesis import settings
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.registry import HOMES, Registry
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""The tests start hundreds of processes, and each would compile the project anew."""
+
 settings.register_profile("busy", deadline=None, print_blob=True)
 settings.load_profile("busy")
 """A test that is slow because the machine is busy is no failure; each has pytest's time limit."""
@@ -28,25 +32,32 @@ settings.load_profile("busy")
 
 LONGEST = (
     "flows/test_flows_whole.py",
-    "chaos/test_chaos.py",
+    "runtime/test_runtime_run.py",
     "flows/test_flows_runs.py",
+    "rollout/test_rollout_serving_real.py",
     "test_wheel.py",
     "runtime/test_runtime_ray_node.py",
-    "rollout/test_rollout_serving_real.py",
+    "chaos/test_chaos.py",
     "flows/test_flows_signals.py",
-    "tracking/test_tracking_outages.py",
     "runtime/test_python_call.py",
-    "runtime/test_runtime_notice.py",
-    "studio/test_studio_page.py",
+    "tracking/test_tracking_outages.py",
     "test_contributing.py",
+    "studio/test_studio_page.py",
+    "runtime/test_runtime_notice.py",
 )
-"""Files that take longest (`pytest --durations=0`), the longest first."""
+"""Files that take longest (`pytest --durations=0`), the longest first; the second makes the run with which the first
+compares its own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: processes that share the files then end together."""
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare each later collection of garbage the walk over the tests and what they have imported."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +114,9 @@ def engine_of():
         return engines[-1]
 
     yield start
-    for engine in engines:
-        asyncio.run(engine.stop())
+    with mock.patch("gc.collect"):  # vLLM's walks over all that the session has made, for memory that nobody wants
+        for engine in engines:
+            asyncio.run(engine.stop())
 
 
 @pytest.fixture(scope="session")

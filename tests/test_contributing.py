@@ -64,7 +64,7 @@ def copy_into(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         source, target = ROOT / name, folder / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            shutil.copytree(source, target, dirs_exist_ok=True)  # with its bytecode, which stays valid
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)

@@ -105,10 +105,12 @@ def test_a_project_is_not_written_over_anothers_files(bin_folder, project):
 
 @pytest.mark.slow
 def test_the_quick_start_runs_in_a_project(bin_folder, project):
-    """With fewer steps: what it learns is not looked at."""
+    """With fewer steps, and few tokens in each: what it learns is not looked at."""
     recipe = yaml.safe_load((project / "configs/quickstart/quickstart.yaml").read_text())
     for stage in (recipe, *recipe["stages"]):
-        stage.setdefault("buffer", {})["total_steps"] = 2
+        stage.setdefault("buffer", {}).update(total_steps=2, batch_size=4)
+    recipe["stages"][0]["buffer"]["train_batch_size"] = 8
+    recipe["model"]["max_response_tokens"] = 8
     recipe["trainer"] |= {"save_interval": 2, "worker_num": 1}
     recipe["explorer"]["rollout_model"]["engine_num"] = 1
     (project / "short.yaml").write_text(yaml.safe_dump(recipe))

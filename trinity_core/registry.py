@@ -63,6 +63,8 @@ class Registry(dict[str, T]):
         super().__init__()
         self.kind = kind
         """What an entry is called in messages."""
+        self.elsewhere: dict[str, str] = {}
+        """Further names, whose parts are imported when they are asked for: name → dotted path."""
         self.inputs = frozenset(inputs)
         """Names of parameters that the caller fills."""
         self._leading = leading
@@ -94,14 +96,18 @@ class Registry(dict[str, T]):
         """The part of that name or at that dotted path, `package.module.Name`. Raises InputError with the nearest."""
         if name in self:
             return self[name]
-        if "." in name:
-            return self._imported(name)
+        if self.is_imported(name):
+            return self._imported(self.elsewhere.get(name, name))
         near = closest(name, self)
         more = f", and more with plugin_dir: {self._recipe}" if self._recipe else ""
         hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self)) or 'none'}{more}."
         raise InputError(
             f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
         )
+
+    def is_imported(self, name: str) -> bool:
+        """Whether the part of that name is imported when it is asked for."""
+        return name not in self and ("." in name or name in self.elsewhere)
 
     def uses(self, name: str, value: str) -> bool:
         """Whether the part of that name takes this input; False where there is no such part."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import yaml
@@ -176,7 +176,7 @@ class ChaosRun:
         """What the attempts print."""
         return self.root / "run.log"
 
-    def __enter__(self) -> ChaosRun:
+    def __enter__(self) -> Self:
         (self.root / "plugins").mkdir(parents=True, exist_ok=True)
         (self.root / "plugins/letters.py").write_text(PLUGIN)
         (self.root / "run.yaml").write_text(yaml.safe_dump(self._config()))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from chaos.killing import ChaosRun
 
 from trinity_core.data.tiny import TinyFolders
+
+Run = TypeVar("Run", bound=ChaosRun)
 
 STEPS, SAVE_INTERVAL, WARM_UP_STEPS = 6, 3, 12
 SELECTOR = {"selector_type": "difficulty_based", "kwargs": {"m": 8, "tau": 0.05, "do_sample": True}}
@@ -23,10 +26,10 @@ FAILING = {
 """An asynchronous stage."""
 
 
-def pipeline(root: Path, tiny: TinyFolders, *overrides: str, fails: bool = False) -> ChaosRun:
+def pipeline(root: Path, tiny: TinyFolders, *overrides: str, fails: bool = False, kind: type[Run] = ChaosRun) -> Run:
     """SFT, then GRPO from its model with a learning selector and an explorer a step ahead; the trainer has two workers.
 
-    With `fails` comes a last stage that fails.
+    With `fails` comes a last stage that fails. `kind`: who starts it.
     """
     data = {"path": str(tiny.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     buffer = {
@@ -45,7 +48,7 @@ def pipeline(root: Path, tiny: TinyFolders, *overrides: str, fails: bool = False
     }
     stages = (sft, rft, FAILING) if fails else (sft, rft)
     common = ("trainer.worker_num=2", f"trainer.save_interval={SAVE_INTERVAL}")
-    return ChaosRun(root, tiny.model, tiny.data, STEPS, stages=stages, stage="rft", overrides=(*common, *overrides))
+    return kind(root, tiny.model, tiny.data, STEPS, stages=stages, stage="rft", overrides=(*common, *overrides))
 
 
 @dataclass(frozen=True)

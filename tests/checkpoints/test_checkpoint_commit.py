@@ -1,16 +1,17 @@
 """Checkpoints appear whole, damaged ones are passed over, old ones go."""
 
 import errno
-import multiprocessing
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import PROCESSES
 
 from trinity_core.checkpoints.commit import begin, commit, remove_old
 from trinity_core.checkpoints.manifest import damage
@@ -163,16 +164,18 @@ def _save_for_ever(root):
 
 
 def test_killed_at_any_moment(layout):
-    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     last = 0
-    for milliseconds in (120, 170, 230, 310):
-        process = context.Process(target=_save_for_ever, args=(layout.root,), daemon=True)
+    for milliseconds in range(0, 32, 4):
+        process = PROCESSES.Process(target=_save_for_ever, args=(layout.root,), daemon=True)
         process.start()
-        process.join(milliseconds / 1000)
+        patience = time.monotonic() + 60
+        while (latest_whole(layout.root) or 0) <= last:
+            assert time.monotonic() < patience and process.is_alive()
+        time.sleep(milliseconds / 1000)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         step = latest_whole(layout.root) or 0
-        assert step >= last
+        assert step > last
         last = step
     save(layout, last + 1)
     assert latest_whole(layout.root) == last + 1
@@ -207,9 +210,8 @@ def _save_under_a_limit(root, queue):
 
 def test_a_file_that_cannot_be_written_is_clear(layout):
     save(layout, 1)
-    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
-    queue = context.Queue()
-    process = context.Process(target=_save_under_a_limit, args=(layout.root, queue), daemon=True)
+    queue = PROCESSES.Queue()
+    process = PROCESSES.Process(target=_save_under_a_limit, args=(layout.root, queue), daemon=True)
     process.start()
     assert "failed" in queue.get(timeout=60)
     process.join()

@@ -65,12 +65,6 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "conflict",
         "",
     ),
-    (
-        ("buffer.explorer_input.taskset.default_workflow_type=toolcall_workflow",),
-        "explorer.rollout_model.tool_call_parser",
-        "missing",
-        "",
-    ),
     (("explorer.api_port=70000",), "explorer.api_port", "out-of-range", ""),
     (("mode=trian",), "mode", "unknown-choice", "train"),
     (("algorithm.algorithm_type=grop",), "algorithm.algorithm_type", "unknown-choice", "grpo"),

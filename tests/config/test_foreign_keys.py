@@ -264,6 +264,24 @@ def test_m2po_beside_a_malformed_algorithm_is_reported() -> None:
         assert "algorithm.algorithm_type" in keys or "algorithm.policy_loss_fn" in keys
 
 
+def test_a_stage_translates_keys_with_what_it_inherits() -> None:
+    above = {"algorithm_type": "grpo", "optimizer": {"lr": 1e-6, "beta1": 0.8}}
+    config = config_from_dict(merge(GOOD, {
+        "algorithm": above,
+        "stages": [
+            {"stage_name": "first", "algorithm": {"policy_loss_fn": "m2po", "optimizer": {"beta2": 0.99}}},
+            {"stage_name": "second", "algorithm": {"algorithm_type": "grpo", "repeat_times": 3}},
+        ],
+    }))  # fmt: skip
+    first, second = (stage.algorithm for stage in stages(config))
+    assert (first.advantage_fn, first.policy_loss_fn) == ("m2po", "importance_sampling")
+    assert first.rollout_correction == "bypass"
+    assert first.optimizer.betas == (0.8, 0.99) and second.optimizer.betas[0] == 0.8
+    assert second.advantage_fn == "grpo"
+    stage = {"stage_name": "third", "algorithm": {"algorithm_type": "rloo", "policy_loss_fn": "m2po"}}
+    assert [key for key, _ in refused(algorithm=above, stages=[stage])] == ["stages[0].algorithm.policy_loss_fn"]
+
+
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
     for section, verdicts in KEYS.items():
         for name in verdicts.keys() & types_of(section).keys():

@@ -73,6 +73,12 @@ SCRIPTS = {
     "exit": "run a\nexit 0\nrun b",
     "comment": "run a # no\n# run b\nrun c\\\n d",
     "pipe": "echo x | cat > /dev/null && run a",
+    "for": 'for v in a "b c" $HOME; do\n  for w in 1; do run $v$w; done # done\ndone\nfor u in; do run; done\nrun $v',
+    "case": 'a=x.sh\ncase "$a" in *.py|y) b=1 ;; *.sh) b=2;; *) b=3;; esac\ncase $b in 1) ;; (2) run two\n;; esac',
+    "case of nothing": 'case "${N}" in "") run no ;; *) run some ;; esac',
+    "function": 'go() {\n local n=${2:-3}\n [ "$1" = a ] || return\n  run $# $n "${@:2}"\n}\ngo a b c\ngo b\nrun "$n"',
+    "function that exits": "f() { for i in 1 2; do run $i; exit 1; done; }\nf\nrun b",
+    "document": "cat > /dev/null <<'EOF' | cat\nfor (\nEOF\nrun a <<< b\ncat <<-A > /dev/null; run c\nno\n\tA\nrun d",
     "unset": 'a=1\nunset a\nrun "${a:-none}"',
 }
 
@@ -99,27 +105,30 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
     script = (
         "N=${NODES:-2}\nD=$(has_npu 2>/dev/null && echo npu || echo gpu)\n[ $D = gpu ] || N=4\n"
         'if [ -d /data ]; then G=4; else G=8; fi\nif [ "$RANK" = 0 ]; then N=3; fi\n'
+        'for v in $(env | cut -c 1); do unset N; done\ncase "$(uname)" in Linux) N=9 ;; *) ;; esac\n'
         f'T=(trainer.nnodes=$N trainer.n_gpus_per_node=$G)\n{COMMAND} {MODEL} "${{T[@]}}"\n'
     )
     made, listed = imported(tmp_path, script)
     listed = " ".join(listed.split())
     assert (made.cluster.node_num, made.cluster.gpu_per_node) == (2, 8)
     assert "NODES, RANK: variables of the environment were taken as not set" in listed
+    assert "`for v in $(env | cut -c 1)` was taken to give no words" in listed
+    assert '`case "$(uname)" in Linux)` was taken to fail' in listed
     assert "`has_npu 2>/dev/null` was taken to fail" in listed and "`[ -d /data ]` was taken to fail" in listed
 
 
 @pytest.mark.parametrize(
     ("text", "construct"),
     [
-        ("for i in 1 2; do run $i; done", "`for`"),
+        ("for ((i = 0; i < 2; i++)); do run $i; done", "`for`"),
+        ("for i in 1 2; do break; done", "`break`"),
         ("while [[ $# -gt 0 ]]; do shift; done", "`while`"),
-        ('case "$1" in a) n=1 ;; esac', "`case`"),
-        ("go() {\n  run $1\n}\ngo 4", "the function `go`"),
+        ("case a in a) case b in b) n=1 ;; esac ;; esac", "`case`"),
+        ("go() {\n  run $1\n}\nif go; then run; fi", "the function `go`"),
         ("[ -d x ] || { run y; }", "`{`"),
         ("( cd x; run )", "`(`"),
         ("if (( 1 > 0 )); then run; fi", "`((`"),
         ("if ! false; then run; fi", "`!`"),
-        ("cat <<EOF\nrun\nEOF", "here-document"),
     ],
 )
 def test_what_decides_more_than_veRLs_examples_do_is_refused_by_line(tmp_path: Path, text: str, construct: str) -> None:

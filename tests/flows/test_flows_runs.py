@@ -357,10 +357,11 @@ def cancelled(folder: Path) -> None:
 
 
 def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
+    """SIGTERM to the whole group, as `timeout` sends it."""
     job_dir = tmp_path / "tests/cancelled"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
     program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent)
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent, start_new_session=True)
     deadline = time.monotonic() + 240
     while (
         not (job_dir / "monitor/metrics.jsonl").exists()
@@ -369,7 +370,7 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
         assert child.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     family = psutil.Process(child.pid).children(recursive=True)
-    os.kill(child.pid, signal.SIGTERM)
+    os.killpg(child.pid, signal.SIGTERM)
     assert child.wait(timeout=60) != 0
     assert latest_whole(job_dir), "it saved because it was told to stop"
     gone, alive = psutil.wait_procs(family, timeout=15)

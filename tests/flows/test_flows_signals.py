@@ -1,13 +1,12 @@
-"""`trinity run` on Ctrl-C, and when its Prefect server is killed, with light actors.
+"""`trinity run` when its Prefect server is killed, with light actors.
 
-SIGTERM: `tests/runtime/test_runtime_notice.py`, with real ones.
+SIGTERM and Ctrl-C: `tests/runtime/test_runtime_notice.py`, with real ones.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,15 +18,12 @@ import pytest
 from standins import STEPS
 from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
-from trinity_core.checkpoints.resume import latest_whole
-
 __all__ = ["model_and_data_beside_the_run"]
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
+import sys
 sys.path.insert(0, sys.argv[1])
 import test_flows_runs
 test_flows_runs.use_standins(fault="slow")
@@ -63,14 +59,3 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
         child.kill()
     assert "error: The Prefect server of this command has ended" in printed.read_text()
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
-
-
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """At a terminal it reaches the whole group of processes."""
-    child = working(tmp_path)
-    family = psutil.Process(child.pid).children(recursive=True)
-    os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(timeout=60) == 128 + signal.SIGINT
-    assert latest_whole(tmp_path / "tests/run"), "it saved because it was told to stop"
-    gone, alive = psutil.wait_procs(family, timeout=15)
-    assert gone and not alive

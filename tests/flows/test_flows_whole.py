@@ -1,8 +1,8 @@
 """The whole system on its real parts, nothing replaced: Prefect with a worker, Ray, vLLM, DeepSpeed, MLflow.
 
-A pipeline runs as a deployment, is killed amid its second stage, is started again by `trinity up`, and ends with the
-weights of the run that was never killed, to the bit. Its checkpoints are converted, a sweep scores those that have no
-score, and `trinity run` finds it finished. Another run is made and led in Studio, in a browser.
+A pipeline runs as a deployment, each kind of its processes is killed, is started again by `trinity up`, and ends with
+the weights of the run that was never killed, to the bit. Its checkpoints are converted, a sweep scores those that have
+no score, and `trinity run` finds it finished. Another run is made and led in Studio, in a browser.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import psutil
 import pytest
-from chaos.killing import ChaosRun
-from chaos.pipeline import SAVE_INTERVAL, STEPS, pipeline
+from chaos.comparing import first_difference
+from chaos.killing import LONGEST_ATTEMPT, ChaosRun, Kill
+from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
 from studio_browser import person_at
 
 from trinity_core.checkpoints.huggingface import weights_digest
@@ -35,25 +37,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 KILLED_AT = SAVE_INTERVAL + 1
+HANGING = ("buffer.default_workflow_type=stopping", "explorer.engine_timeout=5", "explorer.eval_on_startup=false")
+"""The engine stops once, amid the second explore step."""
 
 RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """They try for a minute to tell a Ray that is no more of its end, and then go."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A user's folder: deployments, a configuration, a plugin; and where the runs go."""
+@dataclass
+class Deployed(ChaosRun):
+    """A pipeline in a user's folder with deployments: a worker of Prefect starts it, and starts it again."""
 
-    run: ChaosRun
-    environment: dict[str, str]
-
-    @property
-    def root(self) -> Path:
-        return self.run.root
-
-    @property
-    def job(self) -> Path:
-        return self.run.job
+    environment: dict[str, str] = field(default_factory=dict)
+    run_id: str = ""
+    """Of the flow run that is attacked."""
+    _look_at: float = 0.0
 
     def call(self, *command: str, timeout: float = 400) -> str:
         """What a command of the environment prints; it must succeed."""
@@ -67,67 +65,124 @@ class Place:
 
     def deployment_run(self, name: str, *options: str, **parameters: Any) -> str:
         """Run a deployment with the configuration; what the command prints."""
-        given = {"config": str(self.root / "run.yaml"), "overrides": list(self.run.overrides)} | parameters
+        given = {"config": str(self.root / "run.yaml"), "overrides": list(self.overrides)} | parameters
         words = [word for key, value in given.items() for word in ("--param", f"{key}={json.dumps(value)}")]
         return self.call("prefect", "deployment", "run", name, *words, *options)
 
+    def up(self) -> dict[str, Any]:
+        """What `trinity up` has recorded."""
+        recorded: dict[str, Any] = json.loads((self.root / ".trinity/up.json").read_text())
+        return recorded
+
+    def flow_run(self) -> dict[str, Any]:
+        """The attacked flow run, as the UI is told of it."""
+        with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}") as answer:
+            flow_run: dict[str, Any] = json.load(answer)
+            return flow_run
+
+    def flows(self) -> list[psutil.Process]:
+        """The process in which a flow runs, once it has started Ray."""
+        [worker] = [each["pid"] for each in self.up()["processes"] if each["name"] == "worker"]
+        raylets = [each for each in psutil.Process(worker).children(recursive=True) if called(each) == "raylet"]
+        return [flow for raylet in raylets if (flow := raylet.parent())]
+
+    def _ended(self) -> bool:
+        """Asked each second at most. A run that is killed is started again by itself, and nobody else does."""
+        now = time.monotonic()
+        self._began = self._began or now
+        if now < self._look_at:
+            return False
+        self._look_at = now + 1.0
+        assert now < self._began + LONGEST_ATTEMPT, f"the run hangs: {self.flow_run()}"
+        return self.flow_run()["state_type"] == "COMPLETED"
+
+    def _victims(self, what: str) -> list[psutil.Process]:
+        return self.flows() if what == "flow" else super()._victims(what)
+
+    def _family(self) -> Iterator[psutil.Process]:
+        for flow in self.flows():
+            with suppress(psutil.NoSuchProcess):
+                yield from flow.children(recursive=True)
+
+
+def called(process: psutil.Process) -> str:
+    """Its name, or an empty string if it is gone."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Iterator[Place]:
+def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Iterator[Deployed]:
     """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
     from ports import free_port
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    with pipeline(tmp_path_factory.mktemp("deployed"), tiny_folders, "monitor.monitor_type=mlflow") as run:
-        here = Place(run, environment)
-    for name in ("flows", "prefect.yaml"):
-        (here.root / name).symlink_to(ROOT / name)
-    ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
-    here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
-    recorded = json.loads((here.root / ".trinity/up.json").read_text())
-    family = [
-        each
-        for process in recorded["processes"]
-        for each in [psutil.Process(process["pid"]), *psutil.Process(process["pid"]).children(recursive=True)]
-    ]
-    yield here
-    here.call("trinity", "down")
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    root = tmp_path_factory.mktemp("deployed")
+    with pipeline(root, tiny_folders, "monitor.monitor_type=mlflow", *HANGING, kind=Deployed) as here:
+        here.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        for name in ("flows", "prefect.yaml"):
+            (root / name).symlink_to(ROOT / name)
+        ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
+        here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
+        servers = [psutil.Process(process["pid"]) for process in here.up()["processes"]]
+        family = [each for server in servers for each in (server, *server.children(recursive=True))]
+        yield here
+        here.call("trinity", "down")
+        assert not psutil.wait_procs(family, timeout=10)[1]
 
 
 def trained_steps(job: Path) -> list[int]:
     return [line.step for line in read_metrics(job) if line.source == "trainer"]
 
 
-def test_a_killed_flow_runs_again_to_the_same_weights(deployed: Place, request: pytest.FixtureRequest) -> None:
-    """SIGKILL of the flow's process amid a stage, which is slow until then; after that nobody does anything."""
+def test_kills_of_every_process_lose_nothing_and_change_no_weight(
+    deployed: Deployed, request: pytest.FixtureRequest
+) -> None:
+    """A trainer's worker before the first checkpoint; verifiers; an engine that hangs; the flow's process, with which
+    all others go; those others at once amid a sync; and the trainer amid its last save, when there is nothing left to
+    explore until it is back. Nobody does anything after that.
+
+    The pipeline is slow until the flow is killed.
+    """
     slow = deployed.root / "plugins/slow"
     slow.touch()
     started = deployed.deployment_run("pipeline/gsm8k")
-    run_id = next(line.split(":", 1)[1].strip() for line in started.splitlines() if "UUID" in line)
-    wait_until(lambda: deployed.job.exists() and KILLED_AT in trained_steps(deployed.job))
-    flow, family = flow_process(deployed)
+    deployed.run_id = next(line.split(":", 1)[1].strip() for line in started.splitlines() if "UUID" in line)
+    deployed.kill(Kill("trainer", 1, delay=0.2, stage="sft"))
+    deployed.kill(Kill("reward", 1))
+    deployed.kill(Kill("reward", 2, delay=0.2))
+    wait_until(lambda: KILLED_AT in trained_steps(deployed.job))
+    [flow] = deployed.flows()
+    family = [flow, *(each for each in flow.children(recursive=True) if called(each) not in {"", *RAY_AGENTS})]
     flow.kill()
-    left = psutil.wait_procs(family, timeout=20)[1]
-    assert not left, "engines, trainers and Ray go with the flow"
+    assert not psutil.wait_procs(family, timeout=20)[1], "engines, trainers and Ray go with the flow"
     slow.unlink()
     assert 0 < (latest_whole(deployed.job) or 0) < STEPS
-    wait_until(lambda: flow_run(deployed, run_id)["run_count"] == 2, 120)
-    wait_until(lambda: flow_run(deployed, run_id)["state_type"] in ("COMPLETED", "FAILED", "CRASHED"))
-    assert flow_run(deployed, run_id)["state_type"] == "COMPLETED"
-    assert trained_steps(deployed.job) == list(range(1, STEPS + 1))
-    undisturbed = request.getfixturevalue("undisturbed")  # another process may run it meanwhile
-    assert deployed.run.digest() == undisturbed.run.digest()
+    wait_until(lambda: KILLED_AT not in trained_steps(deployed.job))
+    assert deployed.flow_run()["run_count"] == 2
+    deployed.kill(Kill("reward", SAVE_INTERVAL))
+    deployed.kill(Kill("engine+trainer+explorer+raylet", KILLED_AT, "syncing", 0.01))
+    deployed.kill(Kill("trainer", STEPS - 1, "saving"))
+    wait_until(deployed._ended)
+    assert deployed.kills == 9 and deployed.flow_run()["run_count"] >= 2
+    assert deployed.faults() == []
+    assert trained_steps(deployed.folder("sft")) == list(range(1, WARM_UP_STEPS + 1))
+    assert deployed.steps_of("trainer") == deployed.steps_of("explorer") == list(range(1, STEPS + 1))
+    assert (deployed.root / "plugins/stopped").exists()
+    assert max(line.metrics.get("engine_restarts", 0) for line in read_metrics(deployed.job)) >= 1
+    undisturbed = request.getfixturevalue("undisturbed").run  # another process may run it meanwhile
+    assert deployed.digest() == undisturbed.digest(), first_difference(undisturbed.job, deployed.job, STEPS)
 
 
-def test_a_pipeline_goes_its_whole_way(deployed: Place) -> None:
+def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
     archived = [json.loads(line)["step"] for line in (deployed.job / "buffer/experience_buffer.jsonl").open()]
     assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
     rewards = [line.metrics["reward/mean"] for line in read_metrics(deployed.job) if line.source == "trainer"]
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
 
 
-def test_the_converted_model_is_what_was_trained(deployed: Place, tiny_model: Any) -> None:
+def test_the_converted_model_is_what_was_trained(deployed: Deployed, tiny_model: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -139,8 +194,8 @@ def test_the_converted_model_is_what_was_trained(deployed: Place, tiny_model: An
     assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
 
 
-def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Place) -> None:
-    """None of them twice, although the flow was started twice."""
+def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Deployed) -> None:
+    """None of them twice, although the flow was started twice; steps that were taken again have the same numbers."""
     from mlflow import MlflowClient
 
     runs = tracked_runs(deployed)
@@ -149,31 +204,32 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Place)
     assert {run.info.run_id for run in runs} >= {rft.data.tags["mlflow.parentRunId"]}
     client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
     history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
-    assert [point.step for point in history] == list(range(1, STEPS + 1))
+    points = sorted({(point.step, point.value) for point in history})
+    assert [step for step, _ in points] == list(range(1, STEPS + 1))
     (model,) = [each for each in client.search_registered_models() if "rft" in each.name]
     assert client.get_model_version_by_alias(model.name, "champion")
 
 
-def test_a_finished_pipeline_is_not_run_again(deployed: Place) -> None:
-    digest = deployed.run.digest()
-    deployed.call("trinity", "run", "--config", "run.yaml", *deployed.run.overrides)
-    assert trained_steps(deployed.job) == list(range(1, STEPS + 1)) and deployed.run.digest() == digest
+def test_a_finished_pipeline_is_not_run_again(deployed: Deployed) -> None:
+    digest = deployed.digest()
+    deployed.call("trinity", "run", "--config", "run.yaml", *deployed.overrides)
+    assert trained_steps(deployed.job) == list(range(1, STEPS + 1)) and deployed.digest() == digest
 
 
-def test_a_flow_converts_all_checkpoints(deployed: Place) -> None:
+def test_a_flow_converts_all_checkpoints(deployed: Deployed) -> None:
     deployed.deployment_run("convert/gsm8k", "--watch", checkpoint_dir=str(deployed.job))
     folders = [folder / "actor/huggingface" for folder in deployed.job.glob("global_step_*")]
     assert folders and all(weights_digest(folder) for folder in folders)
 
 
-def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:
+def test_a_sweep_scores_what_has_no_score(deployed: Deployed) -> None:
     deployed.deployment_run("evaluate/sweep", "--watch", stage="rft")
     scored = {line.step for line in read_metrics(deployed.job) if line.source == "eval"}
     kept = {int(folder.name.removeprefix("global_step_")) for folder in deployed.job.glob("global_step_*")}
     assert kept and kept <= scored
 
 
-def test_a_person_makes_starts_and_leads_a_run(deployed: Place, tiny_folders: TinyFolders, tmp_path: Path) -> None:
+def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:
     """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*. `down` ends it."""
     recipe = (ROOT / "configs/sft/sft.yaml").read_text()
     (deployed.root / "recipe.yaml").write_text(recipe)
@@ -183,7 +239,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Place, tiny_folders: Ti
     title, job = "Trinity-Flows/mine", deployed.root / "checkpoints/Trinity-Flows/mine"
 
     async def visit() -> None:
-        async with person_at(studio_address(deployed), tmp_path) as person:
+        async with person_at(deployed.up()["pages"]["studio"], tmp_path) as person:
             await person.choose_file("recipe.yaml", recipe.split("\n")[0])
             await person.fill("name", "mine")
             await person.fill("checkpoint_root_dir", "checkpoints")
@@ -206,7 +262,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Place, tiny_folders: Ti
     assert made.split("\n")[:3] == recipe.split("\n")[:3] and "total_steps: 5000" in made, "comments of the recipe stay"
 
 
-def tracked_runs(here: Place) -> list[Any]:
+def tracked_runs(here: Deployed) -> list[Any]:
     """MLflow's runs of a place."""
     from mlflow import MlflowClient
 
@@ -214,37 +270,8 @@ def tracked_runs(here: Place) -> list[Any]:
     return client.search_runs([each.experiment_id for each in client.search_experiments()])
 
 
-def studio_address(here: Place) -> str:
-    return json.loads((here.root / ".trinity/up.json").read_text())["pages"]["studio"]
-
-
 def wait_until(true: Any, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def flow_run(here: Place, run_id: str) -> dict[str, Any]:
-    """A flow run, as the UI is told of it."""
-    api_url = json.loads((here.root / ".trinity/up.json").read_text())["api_url"]
-    with urlopen(f"{api_url}/flow_runs/{run_id}") as answer:
-        return json.load(answer)
-
-
-def flow_process(here: Place) -> tuple[psutil.Process, list[psutil.Process]]:
-    """The process in which the flow runs, which is the one that has started Ray; and what goes when it does."""
-    processes = json.loads((here.root / ".trinity/up.json").read_text())["processes"]
-    (worker,) = [each["pid"] for each in processes if each["name"] == "worker"]
-    (raylet,) = [each for each in psutil.Process(worker).children(recursive=True) if each.name() == "raylet"]
-    flow = raylet.parent()
-    assert flow is not None
-    return flow, [flow, *(each for each in flow.children(recursive=True) if lasts(each))]
-
-
-def lasts(process: psutil.Process) -> bool:
-    """Whether a process is neither gone already nor one that outlives its Ray for a while."""
-    try:
-        return process.name() not in RAY_AGENTS
-    except psutil.NoSuchProcess:
-        return False

@@ -1,7 +1,7 @@
 """Requests as agent frameworks send them by default: all are answered, and a conversation stays one sequence.
 
 Seen of litellm 1.110, langgraph 1.2 with langchain-openai 1.7, pydantic-ai 2.68, smolagents 1.26, dspy 3.4,
-openai-agents 0.24 and AgentScope 1.0.19. docs/agents.md has a recipe for each.
+openai-agents 0.24, AgentScope 1.0.19 to 1.0.21 and 2.0.11. docs/agents.md has a recipe for each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ AGENTSCOPE: list[dict[str, Any]] = [
     {"role": "assistant", "name": "a", "content": [{"type": "text", "text": "It is 5."}]},
     {**ASKED_IN_PARTS, "name": "user"},
 ]
+REMINDER = {"role": "user", "content": [{"type": "text", "text": "<system-reminder>It is 12:00.</system-reminder>"}]}
+AGENTSCOPE_2 = [*AGENTSCOPE[:2], REMINDER, *AGENTSCOPE[2:], REMINDER]
 TOOLS: dict[str, Any] = {"tools": [ADD]}
+OUTPUT_TOOL = {"type": "function", "function": {"name": "GenerateStructuredOutput", "parameters": SCHEMA}}
+STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 FRAMEWORKS: dict[str, tuple[list[tuple[str, dict[str, Any], str]], list[int], int]] = {
     # requests (path, body, what the policy says), answers with a loss of each sequence, answers in a grammar
     "litellm": (
@@ -114,7 +118,21 @@ FRAMEWORKS: dict[str, tuple[list[tuple[str, dict[str, Any], str]], list[int], in
             (CHAT, {"messages": AGENTSCOPE[:2], "stream": False, **TOOLS}, CALLS),
             (CHAT, {"messages": AGENTSCOPE[:4], "stream": False, **TOOLS}, SAYS),
             (CHAT, {"messages": AGENTSCOPE, "tool_choice": "required", **TOOLS}, CALLS),
-        ], [2], 1,
+            (CHAT, {"messages": [*AGENTSCOPE, *AGENTSCOPE[2:4]], "tool_choice": "none", **TOOLS}, SAYS),
+        ], [3], 1,
+    ),
+    "agentscope 2": (
+        [
+            (CHAT, {"messages": AGENTSCOPE_2[:3], **STREAMED, **TOOLS}, CALLS),
+            (CHAT, {"messages": AGENTSCOPE_2[:5], **STREAMED, **TOOLS}, SAYS),
+            (CHAT, {"messages": AGENTSCOPE_2, **STREAMED, "tools": [ADD, OUTPUT_TOOL]}, SAYS),
+            (
+                CHAT,
+                {"messages": [*AGENTSCOPE_2, AGENTSCOPE[4], REMINDER], **STREAMED, "tools": [ADD, OUTPUT_TOOL],
+                 "tool_choice": {"type": "function", "function": {"name": "GenerateStructuredOutput"}}},
+                VALUE,
+            ),
+        ], [2, 1], 1,
     ),
 }  # fmt: skip
 
@@ -126,7 +144,11 @@ def test_requests_of_a_framework_are_answered_and_continued(api, speaker, name):
     session = api.session()
     client = api.client(session)
     for path, body, said in requests:
-        given = client.post(path, cast_to=dict[str, Any], body={"model": "policy", **body})
+        given: Any
+        if body.get("stream"):
+            given = [chunk.model_dump() for chunk in client.chat.completions.create(model="policy", **body)]
+        else:
+            given = client.post(path, cast_to=dict[str, Any], body={"model": "policy", **body})
         assert ("add" if said == CALLS else "5") in json.dumps(given)
     assert [len(sequence.answers) for sequence in session.sequences()] == answers
     assert session.guided[0] == guided

@@ -16,6 +16,7 @@ from vllm.tool_parsers import ToolParserManager
 from workflows.workflow_helpers import make_task
 
 from trinity_core.config import RolloutModelConfig
+from trinity_core.config.rules.explorer import TOOL_CALL_PARSERS
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
@@ -23,7 +24,7 @@ from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.openai_api.one_answer import OneAnswer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import SampleBatch, Sampling
-from trinity_core.inference.tool_parsing import ToolCallReader
+from trinity_core.inference.tool_parsing import ToolCallReader, parser_of
 from trinity_core.workflows import TOOLS as NAMED
 from trinity_core.workflows import Completion, RewardPool, run_workflow
 from trinity_core.workflows.tools import Toolbox
@@ -83,6 +84,25 @@ def test_what_cannot_be_read_is_text(tokenizer, text):
 
 def test_a_model_without_parser_has_no_reader(tokenizer):
     assert ToolCallReader.of(RolloutModelConfig(), tokenizer, "m") is None
+
+
+@pytest.mark.parametrize(
+    ("written", "parser"),
+    [
+        ('<tool_call>{"name": ', "hermes"),
+        ("<tool_call>\n<function=", "qwen3_coder"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+    ],
+)
+def test_a_template_tells_its_parser(written, parser):
+    assert parser_of("{% if tools %}" + written + "{% endif %}") == parser
+    assert parser in TOOL_CALL_PARSERS
+
+
+def test_a_template_without_calls_tells_none():
+    with pytest.raises(TrinityError, match="tool_call_parser"):
+        parser_of("{{ messages }}")
 
 
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):

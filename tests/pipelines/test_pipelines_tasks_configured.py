@@ -72,12 +72,20 @@ def test_a_finished_stage_that_reads_the_output_is_done(
     assert finished([config]) == [summary] and "train.jsonl" in caplog.text
 
 
-@pytest.mark.parametrize(("paths", "curated"), [("ab", True), ("ba", True), ("b", True), ("ac", False)])
+@pytest.mark.parametrize(("paths", "curated"), [("ab", True), ("ba", True), ("b", True), ("cd", False)])
 def test_a_list_of_inputs_is_curated(tmp_path: Path, paths: str, curated: bool) -> None:
     config = config_of(
         tmp_path, {"name": "t", "path": [f"{name}.jsonl" for name in paths]}, inputs=["a.jsonl", "b.jsonl"]
     )
     assert reads_output(config, config.buffer.explorer_input.tasksets[0]) == curated == uses_pipeline(config)
+
+
+def test_inputs_beside_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config_of(tmp_path, {"name": "t", "path": ["./a.jsonl", "c.jsonl"]}, inputs=["a.jsonl", "b.jsonl"])
+    [problem] = error.value.problems
+    assert problem.key == "buffer.explorer_input.taskset.path" and "c.jsonl" in problem.message
+    assert "a.jsonl" not in problem.message
 
 
 def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:

@@ -163,10 +163,10 @@ def test_rewards_score_the_answers_of_an_engine(taught, tmp_path):
 
 
 def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
+    """Read by the parser that its chat template tells."""
     sections = {
         "model": {"model_path": str(taught[0]), "max_model_len": 512, "max_response_tokens": 64},
         "buffer": {"batch_size": 2, "total_steps": 2},
-        "explorer": {"rollout_model": {"tool_call_parser": "hermes"}},
     }
     data = tmp_path / "calls.jsonl"
     given = {"taskset": {"path": str(data)}, "default_workflow_type": "toolcall_workflow"}

@@ -22,7 +22,8 @@ def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[s
     (folder / "home/.ray").mkdir(parents=True)
     (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
-    environment = kept | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
+    cache = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")}
+    environment = kept | cache | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
     holders = [reserve_port() for _ in range(1 + nodes)]
     ports = [holder.getsockname()[1] for holder in holders]
     address = f"{LOOPBACK}:{ports[0]}"

@@ -278,7 +278,7 @@ def test_a_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch, ca
 
 @pytest.mark.slow
 def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python lies in a folder whose name has a space."""
+    """And runs nothing that a single machine has no use for. Python lies in a folder whose name has a space."""
     import ray
 
     python = tmp_path / "my python/python"
@@ -295,6 +295,8 @@ def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypa
         time.sleep(2.0)
         family = [psutil.Process(), *(set(psutil.Process().children(recursive=True)) - known)]
         assert {"gcs_server", "raylet"} <= {process.name() for process in family}
+        commands = " ".join(part for process in family for part in process.cmdline())
+        assert "runtime_env/agent" in commands and "monitor.py" not in commands
         places = {(process.name(), end.laddr.ip) for process in family for end in listening(process)}
     finally:
         cluster.close()

@@ -1,6 +1,5 @@
 """Real processes, killed at any moment; a real PostgreSQL; a full disk."""
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forkserver import PROCESSES
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
@@ -25,10 +25,6 @@ from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
-
-PROCESSES = multiprocessing.get_context("forkserver")
-"""Begun within milliseconds, and not forked from this process, whose threads (Ray's, vLLM's) may hold locks."""
-PROCESSES.set_forkserver_preload(["__main__", "trinity_core.store.store", "trinity_core.store.postgresql"])
 
 
 def test_killed_explorers_lose_and_repeat_nothing(server_url, tmp_path):

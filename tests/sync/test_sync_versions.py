@@ -1,6 +1,5 @@
 """Published versions: whole, unchanged while in use, rewound and removed, in shared memory and in checkpoints."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forkserver import PROCESSES
 from safetensors.torch import load_file
 
 from trinity_core.config.sync_methods import SYNC_METHODS
@@ -278,8 +278,7 @@ def shared(tmp_path, monkeypatch):
 
 def test_next_run_removes_the_weights_of_a_killed_run(shared, tmp_path):
     killed = memory_root(tmp_path / "killed", shared)
-    context = multiprocessing.get_context("spawn")
-    publisher = context.Process(target=_publish_for_ever, args=(killed,), daemon=True)
+    publisher = PROCESSES.Process(target=_publish_for_ever, args=(killed,), daemon=True)
     publisher.start()
     patience = time.monotonic() + 60
     while MemoryVersions(killed).latest() is None and time.monotonic() < patience:
@@ -383,11 +382,10 @@ def _publish_for_ever(root):
 def test_no_torn_version_under_kill(tmp_path):
     """A publisher at full speed, killed and started again; a reader at full speed sees only whole versions."""
     root = tmp_path / "shm"
-    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     folder = MemoryVersions(root, spill=tmp_path / "spill")
     seen = set()
     for _ in range(3):
-        publisher = context.Process(target=_publish_for_ever, args=(root,), daemon=True)
+        publisher = PROCESSES.Process(target=_publish_for_ever, args=(root,), daemon=True)
         publisher.start()
         try:
             before, patience = folder.latest(), time.monotonic() + 60

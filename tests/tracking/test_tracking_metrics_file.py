@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forkserver import PROCESSES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,9 +36,8 @@ def write_many(job_dir: Path, source: str) -> None:
 
 
 def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
     writers = [
-        context.Process(target=write_many, args=(tmp_path, name), daemon=True) for name in ("trainer", "explorer")
+        PROCESSES.Process(target=write_many, args=(tmp_path, name), daemon=True) for name in ("trainer", "explorer")
     ]
     for writer in writers:
         writer.start()

@@ -89,55 +89,49 @@ def test_metrics_wait_for_a_locked_store(root: Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_metrics_wait_for_a_server_that_comes_back(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    port = free_port()
-    uri = f"http://127.0.0.1:{port}"
-    info = RunInfo("p", "n", root / "p" / "n", args={"uri": uri})
-    with mlflow_server(root, port):
-        thread = ForwarderThread(Forwarder(info.job_dir, open_writer("mlflow", info, root)), seconds=0.1)
-    MetricsFile(info.job_dir, "trainer").write(1, {"a": 1})
-    while "sent later" not in caplog.text:
-        thread.check()
-        time.sleep(0.05)
-    with mlflow_server(root, port):
-        thread.close(RunOutcome.FINISHED)
-    [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_run_starts_again_while_its_server_is_away(
+def test_a_server_that_comes_back_gets_all_metrics(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on, and is tracked as the same run once the server is back. At a first start the address may be wrong."""
+    """Those of a run in progress, and those of a run that starts again meanwhile: it goes on, and is tracked as the
+    same run. At a first start the address may be wrong.
+    """
     monkeypatch.setattr(tracking_thread, "AGAIN_SECONDS", 0.5)
     port = free_port()
+    args = {"uri": f"http://127.0.0.1:{port}"}
     config = config_from_dict({
-        "project": "p", "name": "n", "mode": "train", "checkpoint_root_dir": str(root),
+        "project": "p", "name": "again", "mode": "train", "checkpoint_root_dir": str(root),
         "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
         "algorithm": {"algorithm_type": "sft"},
         "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
-        "monitor": {"monitor_args": {"uri": f"http://127.0.0.1:{port}"}},
+        "monitor": {"monitor_args": args},
     })  # fmt: skip
     stage = Stage(config, place(config, Machine(1, 0)), "sft")
     with pytest.raises(TransientFault, match=r"monitor\.monitor_args\.uri"):
         TrackingThread(stage).writer()
-    metrics = MetricsFile(config.job_dir, "trainer")
+    going, again = (MetricsFile(root / "p" / name, "trainer") for name in ("going", "again"))
     with mlflow_server(root, port):
+        info = RunInfo("p", "going", root / "p" / "going", args=args)
+        in_progress = ForwarderThread(Forwarder(info.job_dir, open_writer("mlflow", info, root)), seconds=0.1)
         first = TrackingThread(stage)
-        metrics.write(1, {"a": 1})
+        again.write(1, {"a": 1})
         first.close(RunOutcome.FINISHED)
-    again = TrackingThread(stage)
-    assert again.writer() is None and "is away" in caplog.text
-    metrics.write(2, {"a": 2})
-    again.check()
+    going.write(1, {"a": 1})
+    while "sent later" not in caplog.text:
+        in_progress.check()
+        time.sleep(0.05)
+    second = TrackingThread(stage)
+    assert second.writer() is None and "is away" in caplog.text
+    again.write(2, {"a": 2})
+    second.check()
     with mlflow_server(root, port):
-        again.close(RunOutcome.FINISHED)
+        in_progress.close(RunOutcome.FINISHED)
+        second.close(RunOutcome.FINISHED)
     client = mlflow_client(root)
-    [run] = client.search_runs([client.get_experiment_by_name("p").experiment_id])
-    assert run.info.status == "FINISHED"
-    assert [each.step for each in client.get_metric_history(run.info.run_id, "trainer/a")] == [1, 2]
+    runs = client.search_runs([client.get_experiment_by_name("p").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    histories = {run.info.run_name: client.get_metric_history(run.info.run_id, "trainer/a") for run in runs}
+    steps = {name: [each.step for each in history] for name, history in histories.items()}
+    assert len(runs) == 2 and steps == {"going": [1], "again": [1, 2]}
 
 
 @contextmanager

@@ -143,6 +143,7 @@ def nothing_is_left():
     path, finders = sys.path.copy(), sys.meta_path.copy()
     yield
     sys.path[:], sys.meta_path[:] = path, finders
+    WORKFLOWS.elsewhere.clear()
     for name in [name for name in sys.modules if name.split(".")[0] in ("trinity", "upstream_style")]:
         del sys.modules[name]
 
@@ -317,8 +318,14 @@ def test_other_files_of_a_checkout_are_imported_from_it(tmp_path):
         "        answers[0].reward = 1.0\n"
         "        return answers\n"
     )
-    load_plugins(tmp_path)
     path = "trinity.common.workflows.envs.maze.Maze"
-    assert WORKFLOWS.resolve(path).__module__ == path.rpartition(".")[0]
-    [one] = play_scripted(make_task(path, repeat_times=1, format=FormatConfig()), Turns("left"))
-    assert one.reward == 1.0
+    (tmp_path / "setup.py").write_text("raise SystemExit('usage: setup.py')")
+    (tmp_path / "trinity" / "common" / "workflows" / "__init__.py").write_text(
+        f"raise RuntimeError\nNAMES = Registry('x', default_mapping={{'maze': '{path}', 'math_workflow': 'no.X'}})"
+    )
+    load_plugins(tmp_path)
+    assert WORKFLOWS.resolve(path).__module__ == path.rpartition(".")[0] and WORKFLOWS.resolve("maze") is not None
+    assert WORKFLOWS.resolve("math_workflow").__module__.startswith("trinity_core.")
+    for name in ("maze", path):
+        [one] = play_scripted(make_task(name, repeat_times=1, format=FormatConfig()), Turns("left"))
+        assert one.reward == 1.0

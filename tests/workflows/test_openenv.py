@@ -94,7 +94,7 @@ def test_an_observation_without_its_field_is_an_error(url):
         play(url, "3", observation_key="board")
 
 
-def test_a_full_server_is_asked_again():
+def test_a_full_server_is_asked_again(monkeypatch):
     with serving(make_app(most_sessions=1)) as url:
         rows, _ = play(url, "3", "3", repeat_times=2)
         assert [row.reward for row in rows] == [1.0, 1.0]
@@ -108,6 +108,7 @@ def test_a_full_server_is_asked_again():
                 await first.close()
                 await second.close()
 
+        monkeypatch.setattr(openenv, "START_SECONDS", 2.0)
         with pytest.raises(EnvironmentFailed, match="no room"):
             asyncio.run(both())
 

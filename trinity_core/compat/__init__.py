@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trinity_core.compat import experience, model, rewards, step_wise, workflow
+from trinity_core.compat import experience, model, rewards, workflow
 from trinity_core.registry import Registry
 from trinity_core.workflows.base import WORKFLOWS
 from trinity_core.workflows.rewards import REWARD_FNS
@@ -40,34 +41,29 @@ class UpstreamRegistry:
         return getattr(part, "upstream", part)
 
 
-def _get_logger(name: str | None = None, **_: Any) -> logging.Logger:
-    return logging.getLogger(name or "trinity")
-
-
-_FLOWS = {name: kind for name, kind in vars(workflow).items() if name.endswith("Workflow")}
-_STEPS = {name: kind for name, kind in vars(step_wise).items() if name.endswith("Workflow")}
-_REWARDS = {"RewardFn": rewards.RewardClass, "REWARD_FUNCTIONS": UpstreamRegistry(REWARD_FNS, rewards.as_function)}
-_ALL = {
-    **_FLOWS, **_STEPS, **_REWARDS, "WORKFLOWS": UpstreamRegistry(WORKFLOWS), "Task": workflow.Task,
-    "Experience": experience.Experience, "EID": experience.EID, "ModelWrapper": model.ModelWrapper,
-    "GenerationConfig": workflow.GenerationConfig,
-}  # fmt: skip
-_CLASSES = {
+_REWARDS = {
     "MathRewardFn": "math_reward", "MathBoxedRewardFn": "math_boxed_reward", "MathDAPORewardFn": "math_dapo_reward",
     "CountDownRewardFn": "countdown_reward", "FormatReward": "format_reward", "AccuracyReward": "accuracy_reward",
 }  # fmt: skip
-_SCORES = {name: rewards.reward_class(function) for name, function in _CLASSES.items()} | _REWARDS
-MODULES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("workflows", "workflows.workflow", "workflows.step_wise_workflow", "experience", "config"), _ALL),
-    **dict.fromkeys(("models", "models.model"), _ALL),
-    **dict.fromkeys(("rewards", "rewards.reward_fn", "rewards.math_reward", "rewards.dapo_reward"), _SCORES),
-    **dict.fromkeys(("rewards.countdown_reward", "rewards.format_reward", "rewards.accuracy_reward"), _SCORES),
-    "..utils.log": {"get_logger": _get_logger},
-    "..utils.registry": {"Registry": UpstreamRegistry},
-    "..utils.annotations": dict.fromkeys(("Deprecated", "Experimental"), lambda part: part),
+NAMES: Mapping[str, Any] = {
+    **{name: kind for name, kind in vars(workflow).items() if name.endswith("Workflow")},
+    **{name: rewards.reward_class(function) for name, function in _REWARDS.items()},
+    **{kind.__name__: kind for kind in (experience.Experience, experience.EID, model.ModelWrapper)},
+    **{kind.__name__: kind for kind in (workflow.GenerationConfig, workflow.Task)},
+    **dict.fromkeys(("Deprecated", "Experimental"), lambda part: part),
+    "WORKFLOWS": UpstreamRegistry(WORKFLOWS),
+    "RewardFn": rewards.RewardClass,
+    "REWARD_FUNCTIONS": UpstreamRegistry(REWARD_FNS, rewards.as_function),
+    "Registry": UpstreamRegistry,
+    "get_logger": lambda name=None, **_: logging.getLogger(name or "trinity"),
 }
-NAMES = {f"trinity.common.{name}".replace(".common...", "."): names for name, names in MODULES.items()}
-"""Module → its names."""
+MODULES = (
+    "common.workflows.workflow", "common.workflows.step_wise_workflow", "common.experience", "common.config",
+    "common.models.model", "common.rewards.reward_fn", "common.rewards.math_reward", "common.rewards.dapo_reward",
+    "common.rewards.countdown_reward", "common.rewards.format_reward", "common.rewards.accuracy_reward",
+    "utils.log", "utils.registry", "utils.annotations",
+)  # fmt: skip
+"""Modules that are answered for; each of them, and of the packages above, has all names."""
 
 
 class UpstreamNames(MetaPathFinder, Loader):
@@ -83,7 +79,7 @@ class UpstreamNames(MetaPathFinder, Loader):
         """Raises ModuleNotFoundError for a name of Trinity-RFT that is not here."""
         if fullname.split(".")[0] != "trinity":
             return None
-        if any(f"{name}.".startswith(f"{fullname}.") for name in NAMES):
+        if any(f"trinity.{name}.".startswith(f"{fullname}.") for name in MODULES):
             return ModuleSpec(fullname, self, is_package=True)
         parents = fullname.split(".")[:-1]
         if parents[1:2] == ["common"] and parents[2:3] in (["workflows"], ["rewards"]):
@@ -94,10 +90,21 @@ class UpstreamNames(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names."""
-        vars(module).update(NAMES.get(module.__name__, {}))
+        vars(module).update(NAMES)
 
 
 def answer_imports(folder: Path) -> None:
-    """Answer imports of `trinity` from now on; `folder` holds the plugins."""
+    """Answer imports of `trinity` from now on; `folder` holds the plugins.
+
+    If it is a checkout of Trinity-RFT, the workflows that it lists are known by their names.
+    """
+    listed = folder / "trinity" / "common" / "workflows" / "__init__.py"
+    tree = ast.walk(ast.parse(listed.read_text(encoding="utf-8") if listed.is_file() else ""))
+    pairs = [pair for node in tree if isinstance(node, ast.Dict) for pair in zip(node.keys, node.values, strict=True)]
+    WORKFLOWS.elsewhere |= {
+        str(name.value): str(path.value)
+        for name, path in pairs
+        if isinstance(name, ast.Constant) and isinstance(path, ast.Constant)
+    }
     if not any(isinstance(finder, UpstreamNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, UpstreamNames(folder))

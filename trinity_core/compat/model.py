@@ -65,17 +65,13 @@ class ModelWrapper:
             self.history.clear()
         return taken
 
-    def get_openai_client(self) -> Any:
-        """See `compat.openai_client`."""
-        from trinity_core.compat.openai_client import Client
+    def get_openai_client(self) -> Client:
+        """A blocking client."""
+        return Client(self)
 
-        return Client(self.model_path, self.model.message, self.chat)
-
-    def get_openai_async_client(self) -> Any:
-        """See `compat.openai_client`."""
-        from trinity_core.compat.openai_client import AsyncClient
-
-        return AsyncClient(self.model_path, self.model.message, self.chat_async)
+    def get_openai_async_client(self) -> Client:
+        """An asynchronous client."""
+        return Client(self, is_async=True)
 
     async def get_message_token_len(self, messages: Messages) -> int:
         """Tokens of a conversation, up to the start of its next answer."""
@@ -195,3 +191,55 @@ class ModelWrapper:
 def _key(messages: Messages, tools: Any) -> Key:
     """The tools, then each message, however it is spelled."""
     return (json.dumps(tools or [], sort_keys=True, default=str), *map(canonical, messages))
+
+
+SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "tools")
+IGNORED = (
+    "model", "logprobs", "top_logprobs", "seed", "user", "timeout", "tool_choice", "parallel_tool_calls",
+    "extra_body", "extra_headers",
+)  # fmt: skip
+"""Arguments of `Client.create` that change nothing: the policy calls tools as it likes."""
+
+
+@dataclass
+class Client:
+    """What `get_openai_client` gives: `chat.completions.create` alone, on a model, without HTTP."""
+
+    model: ModelWrapper
+    is_async: bool = False
+    chat = completions = property(lambda self: self)
+    model_path = property(lambda self: self.model.model_path)
+
+    def create(self, *, messages: Any, **options: Any) -> Any:
+        """An `openai.types.chat.ChatCompletion`, which an asynchronous client awaits; recorded as answers of `chat`.
+
+        Raises TrinityError for an argument that is not followed.
+        """
+        absent: tuple[Any, ...] = (None, False, [], {})
+        named = {
+            name: value
+            for name, value in options.items()
+            if name == "temperature" or (value not in absent and type(value).__name__ not in ("NotGiven", "Omit"))
+        }
+        if unknown := [name for name in named if name not in SAMPLING + IGNORED]:
+            raise TrinityError(f"the client that a Trinity-RFT workflow gets here does not take {', '.join(unknown)}")
+        asked = {name.replace("_completion", ""): value for name, value in named.items() if name in SAMPLING}
+        asked["messages"] = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
+        if not self.is_async:
+            return self._completion(self.model.chat(**asked), asked.get("tools"))
+
+        async def awaited() -> Any:
+            return self._completion(await self.model.chat_async(**asked), asked.get("tools"))
+
+        return awaited()
+
+    def _completion(self, answers: list[Any], tools: Any) -> Any:
+        from openai.types.chat import ChatCompletion
+
+        choices = []
+        for index, one in enumerate(answers):
+            message = self.model.model.message(one.answer, tools)
+            reason = "length" if one.recorded.truncated else "tool_calls" if message.get("tool_calls") else "stop"
+            choices.append({"index": index, "finish_reason": reason, "message": message, "logprobs": None})
+        values = {"id": "chatcmpl", "object": "chat.completion", "created": 0, "model": self.model_path}
+        return ChatCompletion.model_validate({**values, "choices": choices})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,8 +19,6 @@ from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import Workflow as OurWorkflow
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.builtin import THINK_PROMPT
-from trinity_core.workflows.rewards import RewardRunner
-from trinity_core.workflows.rollout_model import RolloutModel
 
 MATH_REWARD = reward_class("math_reward")
 
@@ -88,7 +86,11 @@ class Workflow:
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """The object, or what plays the class."""
-        return PlayedWorkflow(cls, *args, **named) if args and isinstance(args[0], OurTask) else super().__new__(cls)
+        if not (args and isinstance(args[0], OurTask)):
+            return super().__new__(cls)
+        played = PlayedWorkflow(*args, **named)
+        played.kind = cls
+        return played
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
         self.task, self.model = task, model
@@ -198,19 +200,64 @@ class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
     """The same, asynchronous."""
 
 
+class StepWiseRewardWorkflow(Workflow):
+    """Write `step` and `reward`, or `step_async` and `reward_async`, and `max_step_num`.
+
+    `step(step_num)` says whether another step follows; `reward(exps, step_num)` is the step's reward.
+    """
+
+    is_async = True
+    max_step_num: Any = None
+    each_step: ClassVar[bool] = True
+    """Whether each step has a reward of its own."""
+
+    def __init__(
+        self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None, use_openai_client: bool = True
+    ) -> None:
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.client = model.get_openai_client() if use_openai_client else None
+
+    async def step_async(self, **of: Any) -> bool:
+        """One step; by default `step`."""
+        return bool(self.step(**of))  # type: ignore[attr-defined]  # a subclass writes it
+
+    async def reward_async(self, exps: list[Experience], **of: Any) -> float:
+        """The reward; by default `reward`."""
+        return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
+
+    async def run_async(self) -> list[Experience]:
+        """The answers of all steps, numbered by step."""
+        taken: list[Experience] = []
+        for step in range(self.max_step_num):
+            goes_on = await self.step_async(step_num=step)
+            own = self.model.extract_experience_from_history()
+            reward = await self.reward_async(own, step_num=step) if self.each_step else None
+            for one in own:
+                one.eid.step, one.reward = step, reward
+            taken += own
+            if not goes_on:
+                break
+        if not self.each_step:
+            reward = await self.reward_async(taken)
+            for one in taken:
+                one.reward = reward
+                one.metrics["actual_env_steps"] = float(step + 1)
+        return taken
+
+
+class RewardPropagationWorkflow(StepWiseRewardWorkflow):
+    """All steps have one reward: `reward(exps)`, after the last."""
+
+    each_step = False
+
+
+AsyncStepWiseRewardWorkflow, AsyncRewardPropagationWorkflow = StepWiseRewardWorkflow, RewardPropagationWorkflow
+
+
 class PlayedWorkflow(OurWorkflow):
     """Plays a class: its objects run in threads of their own, so that what blocks there holds up nobody."""
 
-    def __init__(
-        self,
-        kind: type[Workflow],
-        task: OurTask,
-        model: RolloutModel,
-        auxiliary: Sequence[RolloutModel] = (),
-        rewards: RewardRunner | None = None,
-    ) -> None:
-        super().__init__(task, model, auxiliary, rewards)
-        self._kind = kind
+    kind: type[Workflow] = Workflow
 
     async def run(self) -> list[Recorded]:
         """The experiences of all runs of the task."""
@@ -228,8 +275,12 @@ class PlayedWorkflow(OurWorkflow):
         SCORING.set((self.rewards, loop, self.task.raw))
         task, auxiliary = self._task(), [ModelWrapper(one, loop, model_path="auxiliary") for one in self.auxiliary]
         sampling, template = self.task.sampling, self.task.format.chat_template
-        model = ModelWrapper(self.model, loop, sampling, self._seeds(run), template)
-        return self._kind(task=task, model=model, auxiliary_models=auxiliary or None)
+
+        def seed(call: int, answer: int) -> int:  # of a first call those that this project's own workflows give
+            return self.task.rollout_seed(run + answer, call)
+
+        model = ModelWrapper(self.model, loop, sampling, seed, template)
+        return self.kind(task=task, model=model, auxiliary_models=auxiliary or None)
 
     def _play(self, loop: asyncio.AbstractEventLoop, run: int, flow: Any) -> list[Recorded]:
         SCORING.set((self.rewards, loop, self.task.raw))
@@ -244,15 +295,11 @@ class PlayedWorkflow(OurWorkflow):
             one.run = one.run if flow.repeatable else run
         return results
 
-    def _seeds(self, run: int) -> Callable[[int, int], int]:
-        """The answers of a first call have the seeds that this project's own workflows give them."""
-        return lambda call, answer: self.task.rollout_seed(run + answer, call)
-
     def _task(self) -> Task:
         task, form = self.task, self.task.format.model_dump()
         form["system_prompt"] = task.raw.get(task.format.system_prompt_key or "") or task.format.system_prompt
         return Task(
-            workflow=self._kind,
+            workflow=self.kind,
             repeat_times=task.repeat_times,
             format_args=SimpleNamespace(**form, reply_prefix=None, image_key=None, video_key=None),
             rollout_args=GenerationConfig(**task.sampling),

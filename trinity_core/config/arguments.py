@@ -37,6 +37,8 @@ def typed_arguments(config: Config, report: Report, plugins_loaded: bool = False
     for part in PARTS:
         name, key = getattr(config.algorithm, part), f"algorithm.{part}"
         registry, args = registry_of(key), getattr(config.algorithm, f"{part}_args")
+        if report.touched((key,)):
+            continue  # its arguments are another part's
         if name in registry:
             model = registry.arguments(registry[name], name)
             if part == "sample_strategy":

@@ -162,24 +162,9 @@ def _stage_tree(tree: Tree, index: int) -> Tree:
     base = {name: value for name, value in tree.items() if name != "stages"}
     stage = tree["stages"][index]
     own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
-    merged = source.merge(_inherited(base, own), own, source.WHOLE)
+    merged = source.merge(source.inherited(base, own), own, source.WHOLE)
     merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
     return merged
-
-
-def _inherited(base: Tree, own: Tree) -> Tree:
-    """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
-    base = source.merge({}, base)
-    algorithm, above = own.get("algorithm"), base.get("algorithm")
-    if isinstance(algorithm, dict) and isinstance(above, dict):
-        same = algorithm.get("algorithm_type") in (None, above.get("algorithm_type", Config().algorithm.algorithm_type))
-        base["algorithm"] = above if same else {name: above[name] for name in above if name == "optimizer"}
-    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
-    if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
-        for section, name in lengths:
-            if isinstance(base.get(section), dict):
-                base[section].pop(name, None)
-    return base
 
 
 def _include_trainer_files(tree: Tree, report: Report) -> None:

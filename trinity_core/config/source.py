@@ -258,6 +258,21 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
+def inherited(above: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
+    """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
+    base: Tree = copy.deepcopy(dict(above))
+    algorithm, usual = own.get("algorithm"), base.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(usual, dict):
+        same = algorithm.get("algorithm_type") in (None, usual.get("algorithm_type", Config().algorithm.algorithm_type))
+        base["algorithm"] = usual if same else {name: usual[name] for name in usual if name == "optimizer"}
+    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
+    if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
+        for section, name in lengths:
+            if isinstance(base.get(section), dict):
+                base[section].pop(name, None)
+    return base
+
+
 def override(source: YamlSource, overrides: Sequence[str]) -> None:
     """Apply `key.path=value` in order. A list entry is named by its `name` or `stage_name`, or else its index.
 

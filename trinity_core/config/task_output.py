@@ -21,7 +21,14 @@ def reads_output(config: Config, taskset: TasksetConfig) -> bool:
     given = config.buffer.explorer_input
     if any(not each.path and each.storage_type != "queue" for each in (*given.tasksets, *given.eval_tasksets)):
         return not taskset.path
-    return taskset in given.tasksets and set(taskset.path.split(SEVERAL)) <= set(pipeline.inputs)
+    return taskset in given.tasksets and not other_paths(config, taskset)
+
+
+def other_paths(config: Config, taskset: TasksetConfig) -> list[str]:
+    """The paths of a task set that are not among the pipeline's inputs."""
+    pipeline = config.data_processor.task_pipeline
+    inputs = {Path(path) for path in pipeline.inputs} if pipeline else set()
+    return [path for path in taskset.path.split(SEVERAL) if Path(path) not in inputs]
 
 
 def uses_pipeline(config: Config) -> bool:

@@ -22,6 +22,23 @@ Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
 """Reasoning, content and tool calls of an answer."""
 
 
+PARSERS = {
+    "<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json", "<tool_call>": "hermes",
+}  # fmt: skip
+"""Text of a chat template, and the parser of the calls that are written so; the first that fits."""
+
+
+def parser_of(template: str) -> str:
+    """The parser of a model with that chat template. Raises TrinityError if the template does not tell it."""
+    parser = next((parser for text, parser in PARSERS.items() if text in template), None)
+    if parser is None:
+        raise TrinityError(
+            "the chat template does not show how the model writes tool calls; set "
+            "explorer.rollout_model.tool_call_parser (hermes for Qwen 2.5 and 3)"
+        )
+    return parser
+
+
 class ToolCallReader:
     """Makes messages of answers, by `tool_call_parser` and `reasoning_parser`."""
 

@@ -160,9 +160,9 @@ def _tried_operator(
 
 def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
     """A task operator whose arguments also suit each other, and whose models can be asked."""
-    before = len(report.problems)
+    before, refused = len(report.problems), report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
-    if len(report.problems) == before and (imports or "." not in operator.name):
+    if len(report.problems) == before and not refused and (imports or "." not in operator.name):
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
@@ -360,9 +360,9 @@ def _place(config: Config, key: str, name: str, value: str | None) -> str:
 
 
 def _resolved(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:
-    if name is None or (name not in registry and "." in name and not imports):
+    if name is None or (registry.is_imported(name) and not imports) or report.touched((key,)):
         return None
-    if registry is WORKFLOWS and name not in registry and "." not in name:
+    if registry is WORKFLOWS and name not in registry and not registry.is_imported(name):
         report.add(Finding(key, name, "unknown-name", unknown_workflow(name)))
         return None
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trinity_core.config import Config
+from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.config.paths import api_address_file
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.joined import JoinedInputs, open_inputs
@@ -27,7 +27,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import RemoteEngine, as_handle
 from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.tool_parsing import ToolCallReader
+from trinity_core.inference.tool_parsing import ToolCallReader, parser_of
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import Operators, pipeline
@@ -235,6 +235,16 @@ def _pool(config: Config, engines: Sequence[Any], model_path: str, sleeps: bool 
     return EnginePool(handles, model_path, sleeps=sleeps, patience=patience, load_seconds=load_seconds)
 
 
+def _with_parser(config: Config, encoder: ChatEncoder) -> RolloutModelConfig:
+    """The policy, for `toolcall_workflow` with the parser of its chat template if none is named."""
+    rollout, inputs = config.explorer.rollout_model, config.buffer.explorer_input
+    flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
+    if rollout.tool_call_parser is not None or "toolcall_workflow" not in flows:
+        return rollout
+    template = str(encoder.template or encoder.tokenizer.chat_template)
+    return rollout.with_values({"tool_call_parser": parser_of(template)})
+
+
 def _read(config: Config) -> _Read:
     config = require_names(config)
     external = config.external_model
@@ -252,6 +262,6 @@ def _read(config: Config) -> _Read:
     stops = stop_tokens(config.model.model_path, encoder) if encoder else ()
     if encoder and (warning := endless_answers(encoder)):
         log.warning("%s: %s", config.model.model_path, warning)
-    rollout = config.explorer.rollout_model
-    reader = ToolCallReader.of(rollout, encoder.tokenizer, config.model.model_path) if encoder else None
+    path = config.model.model_path
+    reader = ToolCallReader.of(_with_parser(config, encoder), encoder.tokenizer, path) if encoder else None
     return _Read(config, encoder, stops, tasksets, joined, evals, others, reader)

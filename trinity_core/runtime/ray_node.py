@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -91,7 +92,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_SECONDS * 1000))
     # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-    with _on_loopback(), _in_groups_of_their_own():
+    with _on_loopback(), _in_groups_of_their_own(), _without_monitors():
         for left in reversed(range(STARTS)):
             before = _ray_processes()
             try:
@@ -163,6 +164,21 @@ def _in_groups_of_their_own() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen  # type: ignore[misc]
+
+
+@contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Ray's autoscaler has no nodes to add to a Ray of one machine, and its log monitor reads workers' logs for drivers
+    with `log_to_driver`. `ray.init` starts both all the same, for a second of a core, and a poll of each log for ever.
+    """
+    from ray._private import parameter
+
+    params, without = parameter.RayParams, dict[str, Any](no_monitor=True, include_log_monitor=False)
+    parameter.RayParams = partial(params, **without)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        parameter.RayParams = params  # type: ignore[misc]
 
 
 def reach(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,6 +99,21 @@ RUN: Keys = {
     "global_config": GLOBAL,
     "cod": refused("tasks are not packed together; write a workflow that does it."),
 }
+
+
+def _external_model(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
+    """An endpoint that mode bench scores; its address stands in a variable of the environment."""
+    if not isinstance(given, Mapping):
+        return Refused("must be a section with keys.")
+    if not given.get("enable"):
+        return {}
+    variable = str(given.get("base_url_env") or "OPENAI_BASE_URL")
+    if not os.environ.get(variable):
+        return Refused(f"environment variable {variable} is not set; set it to the address of the API.")
+    named = {"model_name": given.get("model_name"), "api_key_env": given.get("api_key_env") or "OPENAI_API_KEY"}
+    return {"/explorer.external_model": {"base_url": os.environ[variable], **named}}
+
+
 MODEL: Keys = {
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
     "repetition_penalty": refused("rollouts are sampled without one, as the trainer's log-probs are.", 1.0, 1),
@@ -110,15 +126,7 @@ MODEL: Keys = {
         {"enable": refused("training is done by the run itself, not by Tinker; leave model.tinker out.", False)},
         noted("Tinker is not used."),
     ),
-    "external_model": Below(
-        {
-            "enable": refused(
-                "the policy is a model of the run's own engines; explorer.external_model scores another in mode bench.",
-                False,
-            )
-        },
-        noted("It is not enabled."),
-    ),
+    "external_model": Rewritten(_external_model),
 }
 CLUSTER: Keys = same(
     FOLLOWS,

@@ -29,7 +29,7 @@ from trinity_core.config.foreign.key_action import (
 )
 from trinity_core.config.foreign.table import KEYS
 from trinity_core.config.schema import Config
-from trinity_core.config.source import Tree, join_key
+from trinity_core.config.source import WHOLE, Tree, inherited, join_key, merge
 from trinity_core.config.validation import show
 
 
@@ -38,6 +38,13 @@ class Place(NamedTuple):
 
     key: str
     node: Tree
+    inherited: Mapping[str, Any] = {}
+    """The values that a stage has from the section above all stages."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The section's values, inherited ones included."""
+        return merge(self.inherited, self.node, WHOLE) if self.inherited else self.node
 
 
 Chain = tuple[Place, ...]
@@ -97,20 +104,21 @@ def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Ite
         if cls is Config and name == "stages" and isinstance(value, list):
             for index, stage in enumerate(value):
                 if isinstance(stage, dict):
-                    yield from _section(Config, stage, (Place(f"stages[{index}]", stage),))
+                    yield from _section(Config, stage, (Place(f"stages[{index}]", stage, inherited(node, stage)),))
         elif settings[name].section is not None:
-            yield from _inner(settings[name], join_key(chain[-1].key, name), value, chain)
+            above = chain[-1].inherited.get(name) if settings[name].entry is None and name not in WHOLE else None
+            yield from _inner(settings[name], join_key(chain[-1].key, name), value, chain, above)
 
 
-def _inner(typed: Type, key: str, value: Any, chain: Chain) -> Iterator[Foreign]:
-    """The section, or the sections of a list or by name."""
+def _inner(typed: Type, key: str, value: Any, chain: Chain, above: Any) -> Iterator[Foreign]:
+    """The section, or the sections of a list or by name. `above`: what a stage inherits for it."""
     cls, entries = typed.section, [(key, value)]
     if typed.entry is not None:
         named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         entries = [(join_key(key, name), entry) for name, entry in named]
     for place, entry in entries:
         if cls is not None and isinstance(entry, dict):
-            yield from _section(cls, entry, (*chain, Place(place, entry)))
+            yield from _section(cls, entry, (*chain, Place(place, entry, above if isinstance(above, dict) else {})))
 
 
 def _known(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
@@ -144,10 +152,10 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
         case Noted() | Refused():
             yield Foreign(chain, name, value, action)
         case Moved(to=to, unset=unset, convert=convert, yields=yields):
-            there = None if is_among(value, unset) else convert(value, chain[-1].node) if convert else value
+            there = None if is_among(value, unset) else convert(value, chain[-1].values) if convert else value
             yield Foreign(chain, name, value, Put({} if there is None else dict.fromkeys(to, there), yields))
         case Rewritten(keys=rewrite):
-            values = rewrite(value, chain[-1].node)
+            values = rewrite(value, chain[-1].values)
             if isinstance(values, Refused):
                 yield Foreign(chain, name, value, values)
             elif values is not None:
@@ -216,7 +224,7 @@ def _put(chain: Chain, to: str, value: Any, yields: bool, report: Report, writte
 
 
 def _put_below(place: Place, parts: list[str], value: Any, yields: bool, report: Report, written: str) -> None:
-    (name, *rest), (key, node) = parts, place
+    (name, *rest), (key, node, _) = parts, place
     if name.endswith("[]"):
         entries = node.get(name[:-2])
         for index, entry in enumerate(entries if isinstance(entries, list) else []):

@@ -69,7 +69,7 @@ def holds(words: Sequence[str], globs: bool) -> bool | None:
     return _is_given(words[0]) if len(words) == 1 else None if words else False
 
 
-def _plain(word: str) -> str | None:
+def plain(word: str) -> str | None:
     """A word without marks; None where it holds what is not known here."""
     if UNKNOWN in word or any(name in ALWAYS_SET for name in _MARK.findall(word)):
         return None
@@ -84,7 +84,7 @@ def _is_given(word: str) -> bool | None:
 
 
 def _compared(left: str, sign: str, right: str, globs: bool) -> bool | None:
-    one, other = _plain(left), _plain(right)
+    one, other = plain(left), plain(right)
     if one is None or other is None:
         return None
     if sign in ("=", "==", "!="):

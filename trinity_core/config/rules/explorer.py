@@ -135,15 +135,6 @@ def openai_api_rules(config: Config) -> Iterator[Finding]:
     tasksets = config.buffer.explorer_input.tasksets + config.buffer.explorer_input.eval_tasksets
     agents = any(taskset.default_workflow_type == "command_workflow" for taskset in tasksets)
     served = config.explorer.rollout_model.enable_openai_api or config.external_model is not None
-    calls = any(taskset.default_workflow_type == "toolcall_workflow" for taskset in tasksets)
-    if calls and config.explorer.rollout_model.tool_call_parser is None and config.mode != "train":
-        parser = "explorer.rollout_model.tool_call_parser"
-        yield Finding(
-            parser,
-            None,
-            "missing",
-            "must be set for toolcall_workflow: it reads the calls (hermes for Qwen 2.5 and 3).",
-        )
     if agents and config.mode != "train" and not served:
         yield Finding(enable, False, "conflict", "must be true: command_workflow gives its command the API's address.")
 

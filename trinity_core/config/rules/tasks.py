@@ -9,7 +9,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, repeated_names
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.buffer import TaskSelectorConfig
-from trinity_core.config.task_output import PIPELINE, SPLITS, reads_output
+from trinity_core.config.task_output import PIPELINE, SPLITS, other_paths, reads_output
 from trinity_core.config.types import SEVERAL
 
 INPUT = "buffer.explorer_input"
@@ -168,6 +168,15 @@ def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iter
             message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline"
             more = "." if pipeline.test_share else ", which has a split test with test_share."
             yield Finding(f"{key}.split", taskset.split, "conflict", message + more, (f"{PIPELINE}.test_share",))
+    has_own_path = all(taskset.path for _, taskset in tasksets if taskset.storage_type != "queue")
+    for key, taskset in training_tasksets(config) if has_own_path else ():
+        others = other_paths(config, taskset)
+        if others and len(others) < len(taskset.path.split(SEVERAL)):
+            message = (
+                f"must be inputs of the task pipeline alone, or none of them: {', '.join(others)} would be read as it "
+                f"is, and so would the inputs beside it. Add it to {PIPELINE}.inputs, or make a task set of it."
+            )
+            yield Finding(f"{key}.path", taskset.path, "conflict", message, (f"{PIPELINE}.inputs",))
 
 
 def joined_rules(config: Config) -> Iterator[Finding]:

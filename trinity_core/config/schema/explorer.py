@@ -60,7 +60,8 @@ class RolloutModelConfig(Section):
     enable_auto_tool_choice: Flag = False
     """Let the model choose tools in the OpenAI API; needs `tool_call_parser`."""
     tool_call_parser: str | None = None
-    """vLLM's parser of tool calls, such as `hermes`; for workflows with tools and for the OpenAI API."""
+    """vLLM's parser of tool calls, such as `hermes`; for workflows with tools and for the OpenAI API. By default
+    `toolcall_workflow` takes that of the policy's chat template."""
     reasoning_parser: str | None = None
     """vLLM's parser that separates reasoning from the answer, such as `qwen3`."""
     enable_log_requests: Flag = False
