@@ -22,7 +22,8 @@ from browser import opened  # noqa: E402 - the tests' driver of Chromium
 
 PORT = 4299
 CHART_SECONDS = 4.0
-DRAWN = "(app => !app || app.dataset.testScriptState === 'notRunning')(document.querySelector('[data-testid=stApp]'))"
+DRAWN = """(app => !app || app.dataset.testScriptState === "notRunning")(document.querySelector("[data-testid=stApp]"))
+    && (loading => !loading || loading.hidden)(document.querySelector("#loading"))"""
 
 
 def main() -> None:
@@ -77,6 +78,7 @@ async def take(address: str, picture: Path) -> None:
         await asyncio.sleep(1)
         await page.until(DRAWN)
         await asyncio.sleep(CHART_SECONDS)
+        await page.until(DRAWN)
         await page.picture(picture, 1400, 900)
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB")
 

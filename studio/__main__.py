@@ -14,8 +14,8 @@ from studio.settings import studio_settings
 APP = Path(__file__).parent / "server.py"
 PRIMARY = "#2f6f9f"
 PRIMARY_IN_THE_DARK = "#6cb2e6"
-LINES = (PRIMARY, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
+OTHER_LINES = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of further runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
 
 
 def streamlit_command(arguments: Sequence[str]) -> list[str]:
@@ -31,7 +31,8 @@ def streamlit_command(arguments: Sequence[str]) -> list[str]:
         "client.toolbarMode": "viewer",
         "theme.light.primaryColor": PRIMARY,
         "theme.dark.primaryColor": PRIMARY_IN_THE_DARK,
-        "theme.chartCategoricalColors": json.dumps(LINES),
+        "theme.light.chartCategoricalColors": json.dumps([PRIMARY, *OTHER_LINES]),
+        "theme.dark.chartCategoricalColors": json.dumps([PRIMARY_IN_THE_DARK, *OTHER_LINES]),
     }
     settings = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "streamlit", "run", str(APP), *settings, "--", *arguments]

@@ -20,6 +20,7 @@ STYLE = """<style>
 .hanging { white-space: pre-wrap; line-height: 1.5 }
 .fact span { display: block; font-size: 0.8rem; opacity: 0.7 }
 .fact b { white-space: nowrap }
+a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px solid currentColor !important }
 @media (min-width: 1100px) {
   .stColumn:has(> .stVerticalBlock > .stLayoutWrapper > .st-key-beside), .stColumn:has(.st-key-beside) {
     position: sticky; top: 4rem; align-self: flex-start; max-height: calc(100vh - 5rem); overflow-y: auto }

@@ -67,8 +67,12 @@ def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
 
 
 def show_list(runs: Sequence[Run]) -> None:
-    """A table that sorts; a click on a cell opens the run, boxes choose runs to compare."""
-    now = datetime.now(UTC)
+    """A table that sorts; a click on a cell opens the run, boxes choose runs to compare.
+
+    The keyboard's way into the table selects its first cell, a state, which must open nothing.
+    """
+    now, names = datetime.now(UTC), [run.name for run in runs]
+    above = st.container(horizontal=True)
     event = st.dataframe(
         [_row(run, now) for run in runs],
         hide_index=True,
@@ -77,29 +81,31 @@ def show_list(runs: Sequence[Run]) -> None:
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
         column_config={
+            "state": st.column_config.TextColumn(pinned=True),
             "run": st.column_config.TextColumn(width="medium", pinned=True),
             "curve": st.column_config.LineChartColumn("reward or score", width="small"),
             "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
         },
     )
-    rows = event.selection.rows
-    if cells := event.selection.cells:
-        st.switch_page(page_of_runs(), query_params={"run": runs[cells[0][0]].name})
-    if len(rows) > 1:
-        if st.button(f"Compare {len(rows)} runs", type="primary", icon=":material/compare_arrows:"):
-            st.switch_page(page_of_runs(), query_params={"run": [runs[row].name for row in rows]})
-    elif rows and st.button("Open", type="primary", icon=":material/open_in_full:"):
-        st.switch_page(page_of_runs(), query_params={"run": runs[rows[0]].name})
-    else:
-        st.caption("Click a run to open it. Check two or more to compare them.")
+    st.caption("Click a run to open it. Check two or more to compare them.")
+    if (cells := event.selection.cells) and cells[0][1] != "state":
+        st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
+    with above:
+        found = st.multiselect(
+            "Find runs", names, placeholder="Find runs by name", label_visibility="collapsed", width=420
+        )
+        chosen = list(dict.fromkeys([*found, *(names[row] for row in event.selection.rows)]))
+        label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
+        if chosen and st.button(label, type="primary"):
+            st.switch_page(page_of_runs(), query_params={"run": chosen})
 
 
 def _row(run: Run, now: datetime) -> dict[str, object]:
     files = run.files
     total = f" of {files.total_steps}" if files.total_steps else ""
     return {
-        "run": f"{'↳ ' if run.parent else ''}{run.name}",
         "state": run.state.value,
+        "run": f"{'↳ ' if run.parent else ''}{run.name}",
         "score": score_text(files.score, files.interval),
         "curve": _sparkline(run),
         "step": f"{files.step}{total}" if files.step else "–",

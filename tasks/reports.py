@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any
-from urllib.parse import urlencode
 from uuid import UUID
 
 import httpx
@@ -25,7 +24,7 @@ from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
 from trinity_core.config import Config
-from trinity_core.page_notes import read_page_note, rollouts_page
+from trinity_core.page_notes import read_page_note, studio_links
 from trinity_core.runtime.progress import ProgressReport
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
@@ -179,15 +178,12 @@ def _put(key: str, text: str, description: str) -> None:
 def show_links(config: Config) -> None:
     """Begin the summary, with links to the run's page and rollouts in Studio while that is served, else commands."""
     root = config.job_dir.parent.parent
-    studio, mlflow = (read_page_note(root, page).get("url") for page in ("studio", "mlflow"))
-    run, folder = f"{config.project}/{config.name}", shlex.quote(str(config.job_dir))
-    page = _PAGES[_flow_run()]
-    if studio:
-        hub = f"{studio}/runs?{urlencode({'run': run})}"
-        page.links = [f"[Run in Studio]({hub})", f"[Rollouts]({studio}{rollouts_page(run)})"]
-        page.links += [f"[MLflow]({mlflow})"] if mlflow and config.monitor.monitor_type == "mlflow" else []
-    else:
-        page.links = [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
+    page, folder = _PAGES[_flow_run()], shlex.quote(str(config.job_dir))
+    page.links = studio_links(root, f"{config.project}/{config.name}") or [
+        f"Rollouts: `trinity view --checkpoint-dir {folder}`"
+    ]
+    mlflow = read_page_note(root, "mlflow").get("url")
+    page.links += [f"[MLflow]({mlflow})"] if mlflow and config.monitor.monitor_type == "mlflow" else []
     page.links.append(f"Logs: `trinity log --checkpoint-dir {folder} --follow`")
     page.progress, page.results = {}, ""
     _show_page(config, "Starting")

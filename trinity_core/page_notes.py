@@ -22,6 +22,17 @@ def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
     return read_json(page_note(checkpoint_root_dir, page)) or {}
 
 
+def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
+    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; none while that is not served."""
+    studio = read_page_note(checkpoint_root_dir, "studio").get("url")
+    if not studio:
+        return []
+    return [
+        f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})",
+        f"[Rollouts]({studio}{rollouts_page(run)})",
+    ]
+
+
 def rollouts_page(run: str, other: str = "", token: str = "") -> str:
     """The path of a run's sampled rollouts in Studio, beside those of `other` if that is named (`project/name`)."""
     query = f"?{urlencode({'token': token})}" if token else ""

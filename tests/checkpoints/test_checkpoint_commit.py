@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -164,14 +165,17 @@ def _save_for_ever(root):
 
 def test_killed_at_any_moment(layout):
     last = 0
-    for milliseconds in (120, 170, 230, 310):
+    for milliseconds in range(0, 32, 4):
         process = PROCESSES.Process(target=_save_for_ever, args=(layout.root,), daemon=True)
         process.start()
-        process.join(milliseconds / 1000)
+        patience = time.monotonic() + 60
+        while (latest_whole(layout.root) or 0) <= last:
+            assert time.monotonic() < patience and process.is_alive()
+        time.sleep(milliseconds / 1000)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         step = latest_whole(layout.root) or 0
-        assert step >= last
+        assert step > last
         last = step
     save(layout, last + 1)
     assert latest_whole(layout.root) == last + 1

@@ -23,8 +23,6 @@ from trinity_core.runtime.preflight.resource_estimate import (
     zero_stage,
 )
 from trinity_core.runtime.preflight.trainer_memory import (
-    BUCKET,
-    MAX_LIVE,
     PIECE,
     MicroBatches,
     TrainedModel,
@@ -38,6 +36,7 @@ from trinity_core.runtime.preflight.trainer_memory import (
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
+from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 BASE = Need("process", 0, "")
 MILLION = 1_000_000
@@ -145,34 +144,35 @@ def test_trainer_holds_weights_optimizer_and_gradients():
 
 
 def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
-    """Eight buckets of parameters on four workers, in bfloat16 (`stage_1_and_2.py`, `stage3.py`)."""
-    large = replace(SHAPE, parameters=8 * BUCKET, vocabulary=1 << 20)
+    """Forty buckets of parameters on four workers, in bfloat16 (`stage_1_and_2.py`, `stage3.py`)."""
+    large = replace(SHAPE, parameters=40 * REDUCE_BUCKET, vocabulary=1 << 20)
 
     def passes(stage: int, **more) -> tuple[TrainedModel, int]:
         model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, **more)
         activations = activation_bytes(large, MICRO, 2, False) + logit_bytes(large, MICRO)
         return model, model.passes().bytes - activations
 
-    part = 2 * BUCKET
-    assert passes(1)[1] == 4 * (8 * BUCKET + part) + 2 * BUCKET
+    part = 10 * REDUCE_BUCKET
+    assert passes(1)[1] == 4 * (40 * REDUCE_BUCKET + part) + 2 * REDUCE_BUCKET
     zero2, gradients = passes(2)
-    assert gradients == 4 * (BUCKET + part) + 2 * BUCKET
-    assert zero2.update().bytes == 2 * BUCKET + 2 * 4 * part
+    assert gradients == 4 * (REDUCE_BUCKET + part) + 2 * REDUCE_BUCKET
+    assert zero2.update().bytes == 2 * REDUCE_BUCKET + 2 * 4 * part
     zero3, gradients = passes(3)
-    assert gradients == 4 * BUCKET + 2 * (MAX_LIVE + large.embedding), "weights gathered ahead, and the largest tensor"
-    assert zero3.kept_gradients().bytes == 4 * part + 2 * BUCKET
+    gathered = MAX_LIVE + large.embedding  # ahead, and the largest tensor
+    assert gradients == 4 * REDUCE_BUCKET + 2 * gathered
+    assert zero3.kept_gradients().bytes == 4 * part + 2 * REDUCE_BUCKET
 
 
 def test_offloaded_optimizer_leaves_gradients_on_the_gpu_under_zero_2_alone():
-    large = replace(SHAPE, parameters=8 * BUCKET)
-    part = 2 * BUCKET
+    large = replace(SHAPE, parameters=40 * REDUCE_BUCKET)
+    part = 10 * REDUCE_BUCKET
     for stage, kept in ((2, 4 * part), (3, 0)):
         model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, offloaded=True)
         assert model.optimizer().bytes == 0
-        assert model.update().bytes + model.kept_gradients().bytes == 2 * BUCKET + kept
+        assert model.update().bytes + model.kept_gradients().bytes == 2 * REDUCE_BUCKET + kept
         assert model.on_host().bytes == 18 * part + PIECE, "optimizer state is saved in pieces"
         weights = replace(model, weights_offloaded=True)
-        assert weights.weights().bytes == (0 if stage == 3 else 2 * 8 * BUCKET)
+        assert weights.weights().bytes == (0 if stage == 3 else 2 * 40 * REDUCE_BUCKET)
 
 
 def test_trainer_adds_critic_reference_and_published_weights():

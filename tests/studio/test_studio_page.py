@@ -154,7 +154,7 @@ def test_a_reload_keeps_what_is_not_saved(studio: Served, tmp_path: Path) -> Non
     async def act(page: Page) -> None:
         await page.fill(field("repeat_times"), "16")
         await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: 16') && {IDLE}")
-        await page.call("Page.reload")
+        await page.reload()
         await page.until(f"{has('Unsaved changes in reloaded.yaml')} && {IDLE}")
         await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: 16')")
         assert file.read_text() == TEXT

@@ -316,7 +316,8 @@ def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
     writer = open_writer("mlflow", info, root)
     writer.log([MetricLine(1, "eval", 0.0, {"eval/a/pass@4": 0.5, "eval/a/τ > 1": 0.25, "eval/a/accuracy": 0.75})])
     logged = mlflow_client(root).get_run(writer.run_id).data.metrics  # type: ignore[attr-defined]
-    assert logged == {"eval/a/pass_at_4": 0.5, "eval/a/τ _gt_ 1": 0.25, "eval/a/accuracy": 0.75}
+    named = {"eval/a/pass_at_4": 0.5, "eval/a/τ _gt_ 1": 0.25, "eval/a/accuracy": 0.75}
+    assert logged == named | {"Results/eval a accuracy": 0.75}
 
 
 @pytest.mark.slow
@@ -501,6 +502,8 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     assert run.data.params["algorithm.lr"] == "0.1" and "hidden" not in str(run.data.params)
     history = client.get_metric_history(run.info.run_id, "actor/loss")
     assert [point.step for point in history] == [1, 2, 3, 3]
+    groups = {name.partition("/")[0] for name in run.data.metrics if not name.startswith("system/")}
+    assert sorted(groups)[0] == "Results", "MLflow's charts begin with what is in it"
     champion = client.get_model_version_by_alias("project.name_rft", "champion")
     assert champion.tags["step"] == "2" and champion.source.endswith("name_rft/global_step_2")
     assert len(client.search_model_versions("name = 'project.name_rft'")) == 3
@@ -517,7 +520,7 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "#### 4"},
     ]
-    rollout = SampledRollout("2 + 2?", "#### 4", 1.0, {"format": 0.5}, "4", 7, turns=turns)
+    rollout = SampledRollout("2 + 2?", "#### 4", 1.0, {"format": 0.5}, "4", 7, turns=turns, span=(1000.0, 1002.5))
     for _ in range(2):  # the second time after a crash between sending and noting it
         save_rollouts(info.job_dir, "explorer", 3, [rollout], traces_dir(info.job_dir))
         forwarder = Forwarder(info.job_dir, writer)
@@ -529,6 +532,10 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
     experiment = client.get_experiment_by_name("project")
     [trace] = client.search_traces(locations=[experiment.experiment_id])
     assert trace.info.trace_metadata["mlflow.sourceRun"] == writer.run_id
+    assert (trace.info.request_time, trace.info.execution_duration) == (1_000_000, 2500)
+    assert {(span.start_time_ns, span.end_time_ns) for span in trace.data.spans} == {
+        (1000 * 10**9, 10**12 + 25 * 10**8)
+    }
     spans = {span.name: span for span in trace.data.spans}
     assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "TOOL", "CHAT_MODEL"]
     assert spans["tool"].outputs == turns[2] and spans["tool"].inputs == turns[1]

@@ -22,7 +22,37 @@ SECONDS = 30.0
 """For Chromium to start, and for what a test waits for; a machine may be busy."""
 
 
-CODES = {"Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}, "Escape": {"windowsVirtualKeyCode": 27}}
+MOST_STOPS = 300
+FROM_THE_TOP = """(() => {
+    for (const e of document.querySelectorAll("[data-reached]")) delete e.dataset.reached
+    document.body.tabIndex = -1
+    document.body.focus()
+    document.body.removeAttribute("tabindex")
+})()"""
+"""The next Tab leads to the first control of the page."""
+STOP = """(() => {
+    const e = document.activeElement
+    if (!e || e === document.body || e.dataset.reached) return null
+    e.dataset.reached = 1
+    const around = [e, e.parentElement, e.parentElement.parentElement].map((each) => getComputedStyle(each))
+    const isArea = ["IFRAME", "MAIN", "CANVAS"].includes(e.tagName)
+    const hasCaret = e.tagName === "INPUT" && e.type !== "checkbox"
+    const given = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText
+    const name = given || e.title || e.placeholder || (isArea && e.tagName)
+    const shown = isArea || hasCaret
+        || around.some((style) => style.outlineStyle !== "none" || style.boxShadow !== "none")
+    return {name: (name || "").trim(), shown, html: e.outerHTML.slice(0, 300)}
+})()"""
+"""The control that has the focus, if it is reached for the first time."""
+MISSED = """[...document.querySelectorAll("button, a[href], input, select, textarea, summary, [tabindex='0']")]
+    .filter((e) => !e.disabled && !e.dataset.reached && e.tabIndex >= 0 && e.role !== "radio")
+    .filter((e) => e.checkVisibility({visibilityProperty: true}))
+    .map((e) => e.outerHTML.slice(0, 200))"""
+"""Visible controls that Tab has not led to; from one radio button to the next lead the arrow keys."""
+NUMBERS = {"Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+CODES = {name: {"windowsVirtualKeyCode": number} for name, number in NUMBERS.items()} | {
+    "Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}
+}
 """Of keys that an application tells by their number."""
 
 
@@ -74,6 +104,12 @@ class Page:
             assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
             await asyncio.sleep(0.05)
 
+    async def reload(self) -> None:
+        """Load the page anew; what is asked of it from then on is asked of the new one."""
+        before = await self.value("performance.timeOrigin")
+        await self.call("Page.reload")
+        await self.until(f"performance.timeOrigin !== {before} && !!document.body", "the page is loaded anew")
+
     async def text(self, selector: str) -> str:
         """The text of an element as a person sees it."""
         return await self.value(f"document.querySelector({json.dumps(selector)}).innerText")
@@ -84,6 +120,24 @@ class Page:
             named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key, **CODES.get(key, {})})}
             await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def tab_stops(self) -> list[str]:
+        """The names of the controls that Tab leads to, in order.
+
+        Each has a name, shows that it has the focus, and none that is visible is left out.
+        """
+        await self.value(FROM_THE_TOP)
+        shown = await self.value(MISSED)
+        names = list[str]()
+        while len(names) < MOST_STOPS:
+            await self.press("Tab")
+            if not (stop := await self.value(STOP)):
+                break
+            assert stop["name"] and stop["shown"], stop
+            names.append(stop["name"])
+        missed = [control for control in await self.value(MISSED) if control in shown]
+        assert missed == [], (missed, names)
+        return names
 
     async def press_with_control(self, key: str) -> None:
         """Press a key while Control is held."""

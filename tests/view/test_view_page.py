@@ -238,7 +238,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             await page.value("document.forms.rows.show.dispatchEvent(new Event('input', {bubbles: true})), true")
             await page.until(f"{rows}.length === 9")
             await page.until("location.hash.includes('show=wrong') && location.hash.includes('by=reward')")
-            await page.call("Page.reload")
+            await page.reload()
             await page.until(f"{rows}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
             await page.click("document.querySelector('#table tbody a')")
@@ -261,7 +261,7 @@ async def _addresses(page) -> None:
     await page.value(fill)
     await page.press("3")
     await page.until("/taskset=sums/.test(location.hash) && /colour=advantage/.test(location.hash)")
-    await page.call("Page.reload")
+    await page.reload()
     await page.until(
         "document.querySelectorAll('.item').length === 4 && document.forms.filter.taskset.value === 'sums'"
     )
@@ -273,6 +273,40 @@ async def _addresses(page) -> None:
         "document.querySelector('#tip').innerText.includes('log-prob')", "what a token is stands beside it"
     )
     assert await page.value("document.querySelector('#loading').hidden")
+
+
+def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
+    status = "document.querySelector('#status').innerText"
+    in_the_list = "(document.querySelector('#list').focus(), true)"
+
+    async def use(address: str) -> None:
+        async with opened(f"{address}/#run=run&tab=table", tmp_path) as page:
+            await page.until("document.querySelectorAll('#table tbody tr').length === 12")
+            stops = await page.tab_stops()
+            assert {"Table", "Tokens", "Evaluations", "Keys", "reward", "advantage"} <= {*stops}
+            await page.press("e")
+            await page.until("document.querySelectorAll('.item').length > 1")
+            await page.value(in_the_list)
+            await page.press("ArrowDown", "ArrowDown")
+            await page.until(
+                "document.querySelectorAll('.item')[1].ariaSelected === 'true' && !!document.querySelector('.t')"
+            )
+            assert await page.value("document.activeElement.id") == "list"
+            assert {"all groups of this task", "keep on the left", "Tokens"} <= {*await page.tab_stops()}
+            await page.value("document.querySelector('.tokens').focus(), true")
+            await page.press("ArrowRight", "ArrowRight")
+            await page.until(f"{status}.startsWith('token 1 of')")
+            await page.press("?")
+            await page.until("document.querySelector('#keys').open")
+            await page.press("Escape")
+            await page.until("!document.querySelector('#keys').open")
+            await page.press("s")
+            await page.until("!!document.querySelector('.pair')")
+            await page.tab_stops()
+            assert page.said == []
+
+    with serving(run_folder) as address:
+        asyncio.run(use(address))
 
 
 def test_a_group_is_one_file_to_send(run_folder, serving) -> None:

@@ -317,7 +317,8 @@ class Explorer:
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
-        return StepRollouts(step, experiences, experiences_of(outcomes), drawn_tasks(outcomes, dropped), numbers, began)
+        drawn, spans = drawn_tasks(outcomes, dropped), {outcome.task.group: outcome.span for outcome in outcomes}
+        return StepRollouts(step, experiences, experiences_of(outcomes), drawn, numbers, began, spans)
 
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.

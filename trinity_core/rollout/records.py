@@ -42,6 +42,8 @@ class StepRollouts:
     drawn: list[DrawnTask]
     numbers: dict[str, float]
     began: float = field(default_factory=time.perf_counter)
+    spans: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
+    """Group → `Outcome.span` of its task."""
 
 
 class StepRecords:
@@ -88,7 +90,8 @@ class StepRecords:
         self.last["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
         self._metrics.write(rollouts.step, self.last)
         if self._traced:
-            traced = map(SampledRollout.of, _spread(rollouts.experiences, self._traced))
+            chosen = _spread(rollouts.experiences, self._traced)
+            traced = [SampledRollout.of(each, rollouts.spans.get(each.group)) for each in chosen]
             save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
             self.sample(self._source, rollouts.step, rollouts.experiences)

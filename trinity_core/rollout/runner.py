@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Outcome:
     """Why its experiences are not trained on; "" if they are."""
     sessions: SessionCounts | None = None
     """Sessions of the OpenAI API, those of failed attempts included; None if it is not served."""
+    span: tuple[float, float] | None = None
+    """When the last attempt began and ended, in Unix seconds; None if no workflow ran here."""
 
     @property
     def failed(self) -> bool:
@@ -137,7 +140,7 @@ class TaskRunner:
 
     async def _attempt(self, outcome: Outcome) -> None:
         """Run the task's workflow once. Faults of the run are raised."""
-        model = self._model(outcome.task)
+        model, began = self._model(outcome.task), time.time()
         work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
         try:
             experiences = await self.loops.run(work, self.timeout)
@@ -150,6 +153,7 @@ class TaskRunner:
             if self.api is not None:  # an agent hears of lost engines by an answer of the server
                 self.api.pool.check()
         finally:
+            outcome.span = (began, time.time())
             if isinstance(model, ApiModel):
                 outcome.sessions = outcome.sessions or SessionCounts()
                 outcome.sessions.add(model.end(), succeeded=outcome.error is None)

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
-from trinity_core.page_notes import read_page_note, rollouts_page
+from trinity_core.page_notes import studio_links
 from trinity_core.tracking.scores import data_digest
 
 if TYPE_CHECKING:
@@ -29,14 +28,9 @@ LONGEST_DIGEST = 36
 
 def description(info: RunInfo, root: Path) -> str:
     """Markdown: the run's page and rollouts in Studio while `trinity up` serves it, and commands."""
-    run, folder = f"{info.project}/{info.name}", shlex.quote(str(info.job_dir))
-    lines = []
-    if studio := read_page_note(root, "studio").get("url"):
-        lines.append(
-            f"[Run in Studio]({studio}/runs?{urlencode({'run': run})}) · [Rollouts]({studio}{rollouts_page(run)})"
-        )
-    lines.append(f"Rollouts: `trinity view --checkpoint-dir {folder}`. Logs: `trinity log --checkpoint-dir {folder}`.")
-    return "\n\n".join(lines)
+    links, folder = studio_links(root, f"{info.project}/{info.name}"), shlex.quote(str(info.job_dir))
+    commands = f"Rollouts: `trinity view --checkpoint-dir {folder}`. Logs: `trinity log --checkpoint-dir {folder}`."
+    return "\n\n".join([" · ".join(links), commands] if links else [commands])
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:

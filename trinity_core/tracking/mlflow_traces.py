@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from json import dumps
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ PREVIEW = 500
 def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> str:
     """Write a rollout as a trace of the run and return the trace's id, which follows from run and name.
 
-    `time_ns`: when it was sampled, in ns since 1970; how long its parts took is not known. What is there already under
-    this id is replaced.
+    It takes the time of its task's workflow (`SampledRollout.span`), and so do its turns, whose own times are not
+    known; without a span it is a moment, `time_ns` in ns since 1970. What is there already under this id is replaced.
     """
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.client import TracingClient
@@ -30,28 +31,29 @@ def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: Sampl
 
     trace_id = f"tr-{sha256(f'{run_id} {name}'.encode()).hexdigest()[:32]}"
     client = TracingClient(uri)
+    began, ended = (round(at * 1e9) for at in rollout.span) if rollout.span else (time_ns, time_ns)
     client.start_trace(
         TraceInfo(
             trace_id=trace_id,
             trace_location=TraceLocation.from_experiment_id(experiment),
-            request_time=time_ns // 1_000_000,
+            request_time=began // 1_000_000,
             state=TraceState.OK,
             request_preview=rollout.prompt[:PREVIEW],
             response_preview=rollout.response[:PREVIEW],
-            execution_duration=0,
+            execution_duration=(ended - began) // 1_000_000,
             trace_metadata={TraceMetadataKey.SOURCE_RUN: run_id},
             tags={TraceTagKey.TRACE_NAME: name, "task_index": str(rollout.task_index)},
             assessments=_assessments(trace_id, rollout),
         )
     )
-    client.log_spans(experiment, list(_spans(trace_id, name, rollout, time_ns)))
+    client.log_spans(experiment, list(_spans(trace_id, name, rollout, began, ended)))
     return trace_id
 
 
-def _spans(trace_id: str, name: str, rollout: SampledRollout, time_ns: int) -> Iterator[Span]:
+def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended: int) -> Iterator[Span]:
     """The rollout, and below it a span for each turn that has followed the prompt."""
-    root = _span_id(trace_id, 0)
-    yield _span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response, time_ns)
+    root, span = _span_id(trace_id, 0), partial(_span, began=began, ended=ended)
+    yield span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response)
     said = rollout.turns or [
         {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
     ]  # fmt: skip
@@ -60,12 +62,12 @@ def _spans(trace_id: str, name: str, rollout: SampledRollout, time_ns: int) -> I
         role = str(turn.get("role", ""))
         if role in KINDS or (number > 1 and role != "system"):
             kind = KINDS.get(role, "UNKNOWN")
-            yield _span(trace_id, _span_id(trace_id, number), root, role, kind, before, turn, time_ns)
+            yield span(trace_id, _span_id(trace_id, number), root, role, kind, before, turn)
         before = turn
 
 
 def _span(
-    trace_id: str, span_id: str, parent: str | None, name: str, kind: str, given: Any, said: Any, time_ns: int
+    trace_id: str, span_id: str, parent: str | None, name: str, kind: str, given: Any, said: Any, began: int, ended: int
 ) -> Span:
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
@@ -82,8 +84,8 @@ def _span(
             "span_id": span_id,
             "parent_span_id": parent,
             "name": name,
-            "start_time_unix_nano": time_ns,
-            "end_time_unix_nano": time_ns,
+            "start_time_unix_nano": began,
+            "end_time_unix_nano": ended,
             "status": {"code": "OK", "message": ""},
             "attributes": {key: dumps(value, default=str) for key, value in values.items() if value is not None},
             "events": [],

@@ -58,6 +58,8 @@ KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 from our sampled rollouts, that of an agent's evaluations."""
 SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
 """Words for signs that MLflow allows in no name: names that differ in one stay apart."""
+FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
+"""MLflow's page sorts groups of charts by name, capitals first."""
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
@@ -104,6 +106,11 @@ def metric_name(name: str) -> str:
     """A metric's name with the characters that MLflow allows, letters of any script among them: `pass@4` becomes
     `pass_at_4`."""
     return re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
+
+
+def names_of(name: str) -> list[str]:
+    """A metric's names in MLflow: those that a person looks at first are also in the first group of charts."""
+    return [name, f"{FIRST}/{name.replace('/', ' ')}"] if name.endswith(FIRST_ENDINGS) else [name]
 
 
 @MONITORS.register("mlflow")
@@ -154,10 +161,11 @@ class MlflowWriter(TracingWriter, RankingWriter):
         from mlflow.entities import Metric
 
         metrics = (
-            Metric(metric_name(name), value, int(line.time * 1000), line.step)
+            Metric(name, value, int(line.time * 1000), line.step)
             for line in lines
-            for name, value in full_names(line).items()
+            for full_name, value in full_names(line).items()
             if math.isfinite(value)
+            for name in names_of(metric_name(full_name))
         )
         while batch := list(islice(metrics, BATCH)):
             self._client.log_batch(self.run_id, metrics=batch)

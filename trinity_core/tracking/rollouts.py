@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,11 @@ class SampledRollout:
     run: int = 0
     turns: list[dict[str, Any]] = field(default_factory=list)
     """The conversation, of messages with `role` and `content`, if it has several turns."""
+    span: tuple[float, float] | None = None
+    """When its task's workflow began and ended, in Unix seconds, if that is known."""
 
     @classmethod
-    def of(cls, experience: Experience) -> SampledRollout:
+    def of(cls, experience: Experience, span: tuple[float, float] | None = None) -> SampledRollout:
         """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
         info = experience.info
         truth = info.get("truth", info.get("answer"))
@@ -48,6 +50,7 @@ class SampledRollout:
             task_index=experience.task_index,
             run=experience.run,
             turns=[dict(turn) for turn in info.get("turns", [])],
+            span=span,
         )
 
 
@@ -82,7 +85,8 @@ def read_rollouts(path: Path) -> list[SampledRollout]:
     known = set(SampledRollout.__dataclass_fields__)
     lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may stand within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
-    return [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
+    found = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
+    return [replace(each, span=(each.span[0], each.span[1])) if each.span else each for each in found]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:

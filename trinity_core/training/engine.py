@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
+from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,11 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
 
 def deepspeed_config(settings: TrainingEngineSettings, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Its batch sizes are placeholders: micro-batches are planned by `batching.py`."""
-    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    zero: dict[str, Any] = {
+        "stage": settings.zero_stage,
+        "reduce_bucket_size": REDUCE_BUCKET,
+        "stage3_max_live_parameters": MAX_LIVE,
+    }
     if settings.optimizer_offload and settings.zero_stage:
         zero["offload_optimizer"] = {"device": "cpu"}
     if settings.param_offload and settings.zero_stage == 3:

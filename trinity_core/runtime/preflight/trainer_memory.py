@@ -32,6 +32,7 @@ from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSetting
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
 from trinity_core.runtime.preflight.needs import Need, nonzero, size
 from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 FLOAT = 4
 """Bytes of the number in which norms and log-probs are computed, whatever the weights are."""
@@ -139,12 +140,8 @@ def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, resp
     return MicroBatches(count, tokens, top * response, top, prompt + response, mask)
 
 
-BUCKET = 500_000_000
-"""Gradients that DeepSpeed sums at a time (`reduce_bucket_size`)."""
 PIECE = 2 << 30
 """Bytes of a file of optimizer state (`PIECE_BYTES` of `training/checkpoint.py`)."""
-MAX_LIVE = 1_000_000_000
-"""Weights that ZeRO 3 gathers ahead at most (`max_live_parameters`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +237,7 @@ class TrainedModel:
     @property
     def bucket(self) -> int:
         """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
-        return self.width * (BUCKET if self.on_gpu else min(self.trained, BUCKET))
+        return self.width * (REDUCE_BUCKET if self.on_gpu else min(self.trained, REDUCE_BUCKET))
 
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
@@ -271,9 +268,9 @@ class TrainedModel:
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
         if self.stage == 3:
-            gradients = FLOAT * min(self.trained, BUCKET)  # the buffer in float32, as it is reduced
+            gradients = FLOAT * min(self.trained, REDUCE_BUCKET)  # the buffer in float32, as it is reduced
         elif self.stage:
-            gradients = FLOAT * (self.part + (min(self.trained, BUCKET) if self.stage == 2 else self.trained))
+            gradients = FLOAT * (self.part + (min(self.trained, REDUCE_BUCKET) if self.stage == 2 else self.trained))
             gradients += self.bucket * self.on_gpu
         else:
             gradients = FLOAT * self.trained if self.micro.count > 1 else 0

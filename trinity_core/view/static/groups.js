@@ -52,7 +52,7 @@ function add(found) {
 function item(each) {
   const mean = each.rewards.filter((reward) => reward !== null);
   const average = mean.length ? mean.reduce((sum, reward) => sum + reward, 0) / mean.length : null;
-  return make("div", { class: "item", role: "option", "data-id": each.id, onclick: () => open(each.id) },
+  return make("div", { class: "item", role: "option", id: `group-${each.id}`, "data-id": each.id, onclick: () => open(each.id) },
     make("div", { class: "line" },
       make("span", {}, make("b", {}, each.task ?? each.group), make("span", { class: "quiet" }, ` step ${each.step} · v${each.newest}`)),
       make("span", { class: kind(average) }, each.rewards.length ? shown(average) : each.state)),
@@ -72,6 +72,7 @@ function bars(rewards) {
 
 function mark() {
   for (const each of byId("list").children) each.setAttribute("aria-selected", Number(each.dataset.id) === place.group);
+  byId("list").setAttribute("aria-activedescendant", `group-${place.group}`);
   byId("list").querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
 }
 

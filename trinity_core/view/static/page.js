@@ -117,9 +117,10 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
   const inField = event.target.matches("input, select");
   if (inField) return event.key === "Escape" ? event.target.blur() : undefined;
-  if (!KEYS[event.key]) return;
+  const key = (event.target.id === "list" && { ArrowDown: "j", ArrowUp: "k" }[event.key]) || event.key;
+  if (!KEYS[key]) return;
   event.preventDefault();
-  KEYS[event.key]();
+  KEYS[key]();
 });
 
 window.addEventListener("hashchange", start);

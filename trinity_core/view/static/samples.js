@@ -57,8 +57,8 @@ export function draw() {
   const wanted = pairs.filter(takes);
   const [better, worse] = [pairs.filter((pair) => change(pair) > 0).length, pairs.filter((pair) => change(pair) < 0).length];
   byId("verdict").textContent = two
-    ? `${pairs.length} tasks: ${better} better, ${worse} worse on the right; 16 of the set, not all of it`
-    : `${pairs.length} rollouts; 16 of the set, not all of it`;
+    ? `${pairs.length} task${pairs.length === 1 ? "" : "s"}: ${better} better, ${worse} worse on the right; a sample, not the whole set`
+    : `${pairs.length} rollout${pairs.length === 1 ? "" : "s"}; a sample, not the whole set`;
   byId("pairs").replaceChildren(...wanted.slice(0, MOST).map((pair) => card(pair, two)),
     ...(wanted.length > MOST ? [make("p", { class: "quiet" }, `${wanted.length - MOST} more are not shown`)] : []));
 }

@@ -66,7 +66,7 @@ function token(page, i) {
 // The scrolling element of one rollout; `where` is the path of its tokens.
 export function tokenPane(where, rollout) {
   const total = rollout.prompt_length + rollout.response_length;
-  const pane = make("div", { class: "tokens", tabindex: 0, "aria-label": "Tokens" });
+  const pane = make("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens" });
   const pages = new Map();
   const largest = () => Math.max(1e-9, ...[...pages.values()].map((page) => page.largest));
 
@@ -117,6 +117,12 @@ export function tokenPane(where, rollout) {
     }
     byId("status").textContent = "no further token with a probability below 10 %";
   };
+  pane.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    pane.goTo(Math.max(0, Math.min(total - 1, (pane.place ?? -1) + by)));
+  });
   pane.addEventListener("mouseover", (event) => {
     const span = event.target.closest(".t");
     if (!span || !pages.has(span.parentElement)) return;
