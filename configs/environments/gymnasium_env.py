@@ -1,32 +1,37 @@
-"""Any environment of gymnasium whose actions are numbers: `environment: configs/environments/gymnasium_env.py:Gymnasium`."""
+"""Any environment of gymnasium with numbered actions: `configs/environments/gymnasium_env.py:Gymnasium`."""
+
+from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import gymnasium
 
+Told = tuple[str, float, bool, dict[str, Any]]
+
 
 class Gymnasium:
-    """`id` and `kwargs` as of `gymnasium.make`. `actions`: words for the actions 0, 1, …; without them, the numbers.
+    """`env_id` and `kwargs` as of `gymnasium.make`. `actions`: words for the actions 0, 1, …; without them, the numbers.
 
     The policy sees what the environment draws as text (`render_mode: ansi`), or else its observation. Its action is the
     last one that its text names; text without one is invalid, changes nothing and earns 0.
     """
 
-    def __init__(self, id: str, actions: list[str] | None = None, kwargs: dict | None = None) -> None:
-        modes = gymnasium.spec(id).make(**(kwargs or {})).metadata.get("render_modes", [])
-        self.env = gymnasium.make(id, **({"render_mode": "ansi"} if "ansi" in modes else {}), **(kwargs or {}))
+    def __init__(self, env_id: str, actions: list[str] | None = None, kwargs: dict[str, Any] | None = None) -> None:
+        modes = gymnasium.spec(env_id).make(**(kwargs or {})).metadata.get("render_modes", [])
+        self.env = gymnasium.make(env_id, **({"render_mode": "ansi"} if "ansi" in modes else {}), **(kwargs or {}))
         space = self.env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise ValueError(f"{id} takes {space}, not one of a few numbered actions")
+            raise ValueError(f"{env_id} takes {space}, not one of a few numbered actions")
         self.actions = actions or [str(int(space.start) + number) for number in range(int(space.n))]
         self.shown = ""
 
-    def reset(self, seed):
+    def reset(self, seed: int) -> Told:
         observation, info = self.env.reset(seed=seed)
         return self._text(observation), 0.0, False, json.loads(json.dumps(info, default=str))
 
-    def step(self, action):
+    def step(self, action: str) -> Told:
         named = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, self.actions))})(?!\w)", action)
         if not named:
             return f"Name one of {', '.join(self.actions)}.\n{self.shown}", 0.0, False, {"invalid": True}
@@ -35,13 +40,13 @@ class Gymnasium:
         info = json.loads(json.dumps(info, default=str))
         return self._text(observation), float(reward), bool(ended or cut), info
 
-    def tools(self):
+    def tools(self) -> list[Any]:
         return []
 
-    def close(self):
+    def close(self) -> None:
         self.env.close()
 
-    def _text(self, observation):
+    def _text(self, observation: Any) -> str:
         drawn = self.env.render() if self.env.render_mode == "ansi" else observation
         self.shown = re.sub(r"\x1b\[[0-9;]*m", "*", str(drawn)).strip()  # colours mark where the player is
         return self.shown

@@ -16,7 +16,7 @@ from trinity_core.cli import app
 
 FOLDER = Path(__file__).parents[2] / "configs" / "environments"
 PYTHON = os.environ.get("TRINITY_ENVIRONMENTS_PYTHON", sys.executable)
-LAKE = {"id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "kwargs": {"is_slippery": False}}
+LAKE = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "kwargs": {"is_slippery": False}}
 BEST = ["down", "I go down", "right", "right", "down", "right"]
 
 
@@ -24,9 +24,16 @@ BEST = ["down", "I go down", "right", "right", "down", "right"]
     ("library", "name", "args", "row", "actions", "shown"),
     [
         ("gymnasium", "Gymnasium", LAKE, {}, BEST, "return 1 in 6 actions; the episode has ended"),
-        ("gymnasium", "Gymnasium", {"id": "FrozenLake-v1"}, {}, ["no move"], '"invalid": true'),
-        ("skyrl_gym", "SkyRLGym", {"id": "gsm8k"}, {"reward_spec": {"ground_truth": "4"}}, ["#### 4"], "return 1 in 1"),
-        ("textarena", "TextArena", {"id": "GuessTheNumber-v0-raw"}, {}, ["[5]"], "between 1 and 20"),
+        ("gymnasium", "Gymnasium", {"env_id": "FrozenLake-v1"}, {}, ["no move"], '"invalid": true'),
+        (
+            "skyrl_gym",
+            "SkyRLGym",
+            {"env_class": "gsm8k"},
+            {"reward_spec": {"ground_truth": "4"}},
+            ["#### 4"],
+            "return 1 in 1",
+        ),
+        ("textarena", "TextArena", {"env_id": "GuessTheNumber-v0-raw"}, {}, ["[5]"], "between 1 and 20"),
     ],
 )
 def test_an_adapter_plays_its_library(library, name, args, row, actions, shown):
@@ -44,5 +51,5 @@ def test_an_adapter_plays_its_library(library, name, args, row, actions, shown):
 def test_continuous_actions_are_refused():
     pytest.importorskip("gymnasium")
     target = f"{FOLDER}/gymnasium_env.py:Gymnasium"
-    result = CliRunner().invoke(app, ["env", "try", target, "--args", '{"id": "Pendulum-v1"}', "--actions", "1"])
+    result = CliRunner().invoke(app, ["env", "try", target, "--args", '{"env_id": "Pendulum-v1"}', "--actions", "1"])
     assert result.exit_code == 1 and "Pendulum-v1" in str(result.exception)
