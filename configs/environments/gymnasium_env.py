@@ -12,7 +12,7 @@ Told = tuple[str, float, bool, dict[str, Any]]
 
 
 class Gymnasium:
-    """`env_id` and `kwargs` as of `gymnasium.make`. `actions`: words for the actions 0, 1, …; without them, the numbers.
+    """`env_id` and `kwargs` as of `gymnasium.make`. `actions`: words for actions 0, 1, …; else their numbers.
 
     The policy sees what the environment draws as text (`render_mode: ansi`), or else its observation. Its action is the
     last one that its text names; text without one is invalid, changes nothing and earns 0.
