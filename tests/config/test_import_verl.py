@@ -48,6 +48,7 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
         ("first=$1\nshift\nrun $first $@", ["run", "8", "a=b", "c"]),
         ("shift 3\nrun \"$@\" a \"\" \"$nothing_but_quotes\"", ["run", "a", "", variable("nothing_but_quotes")]),
         ("run ${a[1]} ${a//x/y} ${#a}", ["run", *(unknown(f"${{{inner}}}") for inner in ("a[1]", "a//x/y", "#a"))]),
+        ('f() {\n  run ${1:-d} ${2:-e} ${1+f}\n}\nf "$(date)"', ["run", unknown("$(date)"), "e", "f"]),
         ("function now() {\n  date\n}\nrun at_$(now)", ["run", "at_" + unknown("$(now)")]),
     ],
 )  # fmt: skip
@@ -80,6 +81,23 @@ SCRIPTS = {
     "function that exits": "f() { for i in 1 2; do run $i; exit 1; done; }\nf\nrun b",
     "document": "cat > /dev/null <<'EOF' | cat\nfor (\nEOF\nrun a <<< b\ncat <<-A > /dev/null; run c\nno\n\tA\nrun d",
     "unset": 'a=1\nunset a\nrun "${a:-none}"',
+    "function that is not defined": "go() { run a; }\nif [ a = b ]; then\n go() { run b; }\nfi\ngo",
+    "status of a function": (
+        'is() { [ "$1" = a ] && return 0; return 1; }\nkept() { [ "$1" = a ]; return; }\nsame() { is $1; return $?; }\n'
+        'chosen() { if [ "$1" = a ]; then true; else false; fi; }\ncased() { case $1 in a) ;; *) false ;; esac; }\n'
+        "none() { false; if false; then run; fi; }\nlooped() { for w in $1; do [ $w = a ]; done; }\n"
+        "for v in a b; do\n is $v && run is $v\n kept $v && run kept $v\n same $v && run same $v\n"
+        " chosen $v && run chosen $v\n cased $v && run cased $v\n none && run none\n looped $v && run looped $v\ndone"
+    ),
+    "quoted ends": (
+        'f() {\n echo "}" > /dev/null # }\n cat <<E > /dev/null\n}\nisn\'t } done\nE\n run f\n}\nf\n'
+        'case a in\n "a|)"|\')\') run no ;;\n a) echo "esac ;; here" > /dev/null # ;; isn\'t\n run a; b=esac ;;\n'
+        " *) run no;; esac\nfor i in 1 2; do\n run $i # ok; done\n : '\n done\n' \\\n done\n"
+        ' case $i in 1) for j in 3; do run "$j"; done ;; esac\n run "$i;\ndone"\ndone\nfor i in 4; do \\\n run $i; \\\n done\nrun end $b'
+    ),
+    "set in a loop": 'for i in 1 2; do set -- "$@" $i; done\ncase a in a) set -- "$@" 3 ;; esac\nrun "$@"',
+    "assigned for a function": 'n=1\ngo() { run $n "$m"; n=4; }\nn=2 m="a b" go\nrun $n ${m:-none}',
+    "words with signs": 'set -- "a*" "b?"\nfor i in "$@" \'{1..2}\' "${1%x*}" "${d:-$#}"; do run "$i"; done',
 }
 
 
@@ -104,6 +122,7 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
     """It counts as not set, as failed and as false."""
     script = (
         "N=${NODES:-2}\nD=$(has_npu 2>/dev/null && echo npu || echo gpu)\n[ $D = gpu ] || N=4\n"
+        "F=/x/*.a\nfor f in $F; do N=5; done\nfor f in /x/*.b; do N=6; done\nis() { return $(id); }\nis && N=7\n"
         'if [ -d /data ]; then G=4; else G=8; fi\nif [ "$RANK" = 0 ]; then N=3; fi\n'
         'for v in $(env | cut -c 1); do unset N; done\ncase "$(uname)" in Linux) N=9 ;; *) ;; esac\n'
         f'T=(trainer.nnodes=$N trainer.n_gpus_per_node=$G)\n{COMMAND} {MODEL} "${{T[@]}}"\n'
@@ -112,6 +131,8 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
     listed = " ".join(listed.split())
     assert (made.cluster.node_num, made.cluster.gpu_per_node) == (2, 8)
     assert "NODES, RANK: variables of the environment were taken as not set" in listed
+    assert "`for f in $F` was taken" in listed and "`for f in /x/*.b` was taken" in listed
+    assert "`return $(id)` was taken to fail" in listed
     assert "`for v in $(env | cut -c 1)` was taken to give no words" in listed
     assert '`case "$(uname)" in Linux)` was taken to fail' in listed
     assert "`has_npu 2>/dev/null` was taken to fail" in listed and "`[ -d /data ]` was taken to fail" in listed
@@ -121,6 +142,10 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
     ("text", "construct"),
     [
         ("for ((i = 0; i < 2; i++)); do run $i; done", "`for`"),
+        ("for i in {1..3}; do run; done", "`{1..3}`"),
+        ("for i in x{a,b}; do run; done", "`{a,b}`"),
+        ("case a in a) run ;& b) run ;; esac", "`;&`"),
+        ("case a in a) run ;;& b) run ;; esac", "`;;&`"),
         ("for i in 1 2; do break; done", "`break`"),
         ("while [[ $# -gt 0 ]]; do shift; done", "`while`"),
         ("case a in a) case b in b) n=1 ;; esac ;; esac", "`case`"),

@@ -187,7 +187,7 @@ class ShellWords:
             return [" ".join(self._arguments)] if name == "*" and self._in_quotes else list(self._arguments)
         if name == "#":
             return [str(len(self._arguments))]
-        place = int(name) if name.isdigit() else 0
+        place = int(name) if name.isdecimal() else 0
         return [self._arguments[place - 1]] if 0 < place <= len(self._arguments) else [unknown(f"${name}")]
 
     def _parameter(self, inner: str) -> list[str]:
@@ -209,7 +209,8 @@ class ShellWords:
         if sign[0] in "#%":
             known = not any(UNKNOWN in each for each in value)
             return [_stripped("".join(value), self._expanded(word), sign)] if known else [unknown(f"${{{inner}}}")]
-        given = not any(UNKNOWN in each for each in value) if is_special else name in self._values
+        is_argument = not name.isdecimal() or int(name) <= len(self._arguments)
+        given = is_argument if is_special else name in self._values
         if not given and not is_special and sign[-1] in "-=" and self._runs:
             self._unset[name] = None
         given = given and not (sign.startswith(":") and value in ([], [""]))
@@ -257,11 +258,14 @@ class ShellWords:
         text, self._at = self._text[self._at : place], place
         return text
 
-    def _enclosed(self, start: int, opening: str, closing: str) -> str:
-        """The text between the bracket at `start` and the one that closes it; stops after it."""
-        depth, at = 0, start
-        while at < len(self._text):
-            char = self._text[at]
+    def _enclosed(self, start: int, opening: str, closing: str, bare: str = "") -> str:
+        """The text between the bracket at `start` and the one that closes it; stops after it.
+
+        `bare` is the text with what holds no bracket blanked out.
+        """
+        depth, at, text = 0, start, bare or self._text
+        while at < len(text):
+            char = text[at]
             depth += (char == opening) - (char == closing)
             at += 1
             if not depth:
