@@ -91,12 +91,15 @@ SCRIPTS = {
     ),
     "quoted ends": (
         'f() {\n echo "}" > /dev/null # }\n cat <<E > /dev/null\n}\nisn\'t } done\nE\n run f\n}\nf\n'
-        'case a in\n "a|)"|\')\') run no ;;\n a) echo "esac ;; here" > /dev/null # ;; isn\'t\n run a; b=esac ;;\n'
+        'case a in\n "a|)"|\')\') run no ;;\n a) echo "esac ;; here" > /dev/null # ;; isn\'t\n'
+        " run a; b=esac; : go esac ;;\n"
         " *) run no;; esac\nfor i in 1 2; do\n run $i # ok; done\n : '\n done\n' \\\n done\n"
-        ' case $i in 1) for j in 3; do run "$j"; done ;; esac\n run "$i;\ndone"\ndone\nfor i in 4; do \\\n run $i; \\\n done\nrun end $b'
+        ' case $i in 1) for j in 3; do run "$j"; done ;; esac\n run "$i;\ndone"\ndone\n'
+        "for i in 4; do \\\n run $i; \\\n done\nrun end $b"
     ),
     "set in a loop": 'for i in 1 2; do set -- "$@" $i; done\ncase a in a) set -- "$@" 3 ;; esac\nrun "$@"',
     "assigned for a function": 'n=1\ngo() { run $n "$m"; n=4; }\nn=2 m="a b" go\nrun $n ${m:-none}',
+    "local without a value": 'n=1\ngo() { local n m; run "${n:-none}"; n=4 m=5; local n; run $n; }\ngo\nrun $n "$m"',
     "words with signs": 'set -- "a*" "b?"\nfor i in "$@" \'{1..2}\' "${1%x*}" "${d:-$#}"; do run "$i"; done',
 }
 
@@ -145,6 +148,7 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
         ("for i in {1..3}; do run; done", "`{1..3}`"),
         ("for i in x{a,b}; do run; done", "`{a,b}`"),
         ("case a in a) run ;& b) run ;; esac", "`;&`"),
+        ("case a in a) if true; then run; fi esac", "`case`"),
         ("case a in a) run ;;& b) run ;; esac", "`;;&`"),
         ("for i in 1 2; do break; done", "`break`"),
         ("while [[ $# -gt 0 ]]; do shift; done", "`while`"),

@@ -28,7 +28,7 @@ _KEYWORD = re.compile(r"(if|then|elif|else|fi)(?=[\s;&|]|$)")
 _FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*\{")
 _FOR = re.compile(r"for[ \t]+([A-Za-z_]\w*)[ \t]+in(?=[\s;])")
 _CASE = re.compile(r"case(?=[ \t])")
-_CASE_BODY = re.compile(r"(.*?)(;;&|;;|;&|(?<=[;\s&|)])(?=esac(?:[\s;&|)]|$))|\Z)", re.DOTALL)
+_CASE_BODY = re.compile(r"(.*?)(;;&|;;|;&|(?<=[;\n&|)])[ \t]*(?=esac(?:[\s;&|)]|$))|\Z)", re.DOTALL)
 _HIDDEN = re.compile(
     r"(?<!<)(<<-?[ \t]*([\"']?)(\w+)\2[^\n]*\n)(?:[^\n]*\n)*?[ \t]*\3(?=\n|\Z)"
     r"|\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<![^\s;&|()])#[^\n]*",
@@ -198,6 +198,8 @@ class ShellScript(ShellWords):
             assert body is not None
             if body[2] in (";&", ";;&") or re.search(r"\bcase\b", body[1]):
                 raise self._not_read(f"`{body[2]}`" if body[2].endswith("&") else "`case` within `case`")
+            if body.end() == len(self._text):
+                raise self._not_read("a `case` without `; esac`")
             line, self._at = self._line(body.start()), body.end()
             if any(fnmatchcase(plain(word) or "", plain(pattern) or "") for pattern in known):
                 live = False
@@ -273,11 +275,13 @@ class ShellScript(ShellWords):
         count = next((place for place, word in enumerate(named) if not ASSIGNED.match(word)), len(named))
         if declares or count == len(named):
             for word in named:
-                if assigned := ASSIGNED.match(word):
-                    if words[0] == "local":
-                        self._locals.setdefault(assigned[1], self._values.get(assigned[1]))
-                    before = "".join(self._values.get(assigned[1], [])) if assigned[2] else ""
-                    self._values[assigned[1]] = [before + word[assigned.end() :]]
+                assigned = ASSIGNED.match(word)
+                name = assigned[1] if assigned else word
+                if words[0] == "local" and name not in self._locals:
+                    self._locals[name] = self._values.pop(name, None)
+                if assigned:
+                    before = "".join(self._values.get(name, [])) if assigned[2] else ""
+                    self._values[name] = [before + word[assigned.end() :]]
             return []
         words = named[count:]
         if words[0] == "shift":
