@@ -46,6 +46,7 @@ def test_an_episode_is_played_until_it_ends(counter):
     assert result.exit_code == 0, result.output
     assert [f"count {n}" in result.output for n in (5, 6, 10, 109)] == [True, True, True, False]
     assert 'reward 0.5, done true, info {"state": "10"}' in result.output and "return 1 in 2 actions" in result.output
+    assert "1 further" in result.output
 
 
 @pytest.mark.parametrize("where", ["file", "terminal"])
