@@ -17,6 +17,9 @@ from trinity_core.cli import app
 FOLDER = Path(__file__).parents[2] / "configs" / "environments"
 PYTHON = os.environ.get("TRINITY_ENVIRONMENTS_PYTHON", sys.executable)
 LAKE = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "kwargs": {"is_slippery": False}}
+GUESS = str(Path(__file__).with_name("verifiers_guess.py"))
+ONE_TURN = {"env_id": GUESS, "env_config": {"id": "single_agent"}}
+TWO_TURNS = {"env_id": GUESS, "env_config": {"taskset": {"largest": 5}}}
 BEST = ["down", "I go down", "right", "right", "down", "right"]
 
 
@@ -34,6 +37,10 @@ BEST = ["down", "I go down", "right", "right", "down", "right"]
             "return 1 in 1",
         ),
         ("textarena", "TextArena", {"env_id": "GuessTheNumber-v0-raw"}, {}, ["[5]"], "between 1 and 20"),
+        ("verifiers", "Verifiers", ONE_TURN, {}, ["2"], "return 0.5 in 1 actions; the episode has ended"),
+        ("verifiers", "Verifiers", TWO_TURNS, {}, ["5", "2"], "  lower\nreward 0, done false"),
+        ("verifiers", "Verifiers", TWO_TURNS, {}, ["5", "2"], "return 0.5 in 2 actions; the episode has ended"),
+        ("verifiers", "Verifiers", TWO_TURNS, {}, ["5", "4", "2"], "return 0 in 2 actions; the episode has ended"),
     ],
 )
 def test_an_adapter_plays_its_library(library, name, args, row, actions, shown):
