@@ -77,7 +77,7 @@ def show_list(runs: Sequence[Run]) -> None:
         [_row(run, now) for run in runs],
         hide_index=True,
         height="content",
-        key="runs",
+        key=f"runs {hash(tuple(names))}",  # what is chosen are numbers of rows
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
         column_config={
@@ -87,12 +87,17 @@ def show_list(runs: Sequence[Run]) -> None:
             "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
         },
     )
-    st.caption("Click a run to open it. Check two or more to compare them.")
+    st.caption("Click a run's name to open it. Check two or more to compare them.")
     if (cells := event.selection.cells) and cells[0][1] != "state":
         st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
     with above:
         found = st.multiselect(
-            "Find runs", names, placeholder="Find runs by name", label_visibility="collapsed", width=420
+            "Find runs",
+            names,
+            key="found",  # what is chosen stays when a run is added
+            placeholder="Find runs by name",
+            label_visibility="collapsed",
+            width=420,
         )
         chosen = list(dict.fromkeys([*found, *(names[row] for row in event.selection.rows)]))
         label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"

@@ -182,8 +182,9 @@ def show_links(config: Config) -> None:
     page.links = studio_links(root, f"{config.project}/{config.name}") or [
         f"Rollouts: `trinity view --checkpoint-dir {folder}`"
     ]
-    mlflow = read_page_note(root, "mlflow").get("url")
-    page.links += [f"[MLflow]({mlflow})"] if mlflow and config.monitor.monitor_type == "mlflow" else []
+    monitor, mlflow = config.monitor, read_page_note(root, "mlflow")
+    if mlflow and monitor.monitor_type == "mlflow" and monitor.monitor_args.get("uri") in (None, mlflow.get("uri")):
+        page.links.append(f"[MLflow]({mlflow['url']})")
     page.links.append(f"Logs: `trinity log --checkpoint-dir {folder} --follow`")
     page.progress, page.results = {}, ""
     _show_page(config, "Starting")

@@ -64,7 +64,8 @@ def copy_into(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         source, target = ROOT / name, folder / name
         if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)  # with its bytecode, which stays valid
+            # With its bytecode, which stays valid, but for what another process is writing.
+            shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)

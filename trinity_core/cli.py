@@ -322,10 +322,13 @@ def try_environment(
         str,
         typer.Argument(help="A registered name, package.module:Class or folder/file.py:Class.", show_default=False),
     ],
-    more: Annotated[list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="Actions after the first.")] = None,
-    actions: Annotated[
-        str | None, typer.Option("--actions", help="What the policy would say, one argument a turn: --actions up down.")
+    said: Annotated[
+        list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="What the policy would say, after --actions.")
     ] = None,
+    actions: Annotated[
+        bool,
+        typer.Option("--actions", help="Play what follows, one argument a turn; after --, also what begins with -."),
+    ] = False,
     actions_file: Annotated[
         str | None, typer.Option(help="Actions from a file, one a line; - reads them from the terminal.")
     ] = None,
@@ -351,19 +354,22 @@ def try_environment(
     """
     from trinity_core.workflows.environments.trial import Trial, json_object
 
-    if more and actions is None:
-        raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(more)}")
-    if actions is not None and actions_file is not None:
+    if said and not actions:
+        raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(said)}")
+    if actions and actions_file is not None:
         raise typer.BadParameter("give --actions or --actions-file, not both")
     settings = json_object("--workflow-args", workflow_args) | {"environment": target}
-    settings["environment_args"] = json_object("--args", args)
+    settings["environment_args"] = (settings.get("environment_args") or {}) | json_object("--args", args)
     columns = json_object("--row", row) | ({} if seed is None else {"seed": seed})
     trial = Trial.of(settings, columns, plugin_dir)
-    said = [] if actions is None else [actions, *(more or [])]
     if actions_file == "-":
         trial.play((line.rstrip("\n") for line in sys.stdin), typer.echo)
     else:
-        trial.play(Path(actions_file).read_text().splitlines() if actions_file else said, typer.echo)
+        try:
+            lines = Path(actions_file).read_text().splitlines() if actions_file else said or []
+        except OSError as error:
+            raise typer.BadParameter(f"--actions-file: {error}") from None
+        trial.play(lines, typer.echo)
 
 
 tasks_app = typer.Typer(name="tasks", help="Task sets that grow while a run goes on.", no_args_is_help=True)

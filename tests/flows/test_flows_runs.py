@@ -25,6 +25,7 @@ import standins
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.program import TERMINATED
 from trinity_core.runtime import configuration
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -350,10 +351,12 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -
 
 def cancelled(folder: Path) -> None:
     """What the child process of the next test runs."""
+    from flows.local.connection import PrefectConnection
     from flows.rft_async import rft_async
 
     use_standins(fault="slow")
-    rft_async(configs=parts(folder, "cancelled"), return_state=True)
+    with PrefectConnection():
+        rft_async(configs=parts(folder, "cancelled"), return_state=True)
 
 
 def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
@@ -371,7 +374,7 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
         time.sleep(0.1)
     family = psutil.Process(child.pid).children(recursive=True)
     os.killpg(child.pid, signal.SIGTERM)
-    assert child.wait(timeout=60) != 0
+    assert child.wait(timeout=60) == TERMINATED
     assert latest_whole(job_dir), "it saved because it was told to stop"
     gone, alive = psutil.wait_procs(family, timeout=15)
     assert gone and not alive

@@ -32,7 +32,7 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -76,7 +76,7 @@ class Deployed(ChaosRun):
 
     def flow_run(self) -> dict[str, Any]:
         """The attacked flow run, as the UI is told of it."""
-        with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}") as answer:
+        with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}", timeout=30) as answer:
             flow_run: dict[str, Any] = json.load(answer)
             return flow_run
 
@@ -87,14 +87,15 @@ class Deployed(ChaosRun):
         return [flow for raylet in raylets if (flow := raylet.parent())]
 
     def _ended(self) -> bool:
-        """Asked each second at most. A run that is killed is started again by itself, and nobody else does."""
+        """Asked each second at most, once there is a summary. A run that is killed is started again by itself, and
+        nobody else does."""
         now = time.monotonic()
         self._began = self._began or now
         if now < self._look_at:
             return False
         self._look_at = now + 1.0
         assert now < self._began + LONGEST_ATTEMPT, f"the run hangs: {self.flow_run()}"
-        return self.flow_run()["state_type"] == "COMPLETED"
+        return (self.job / "summary.json").exists() and self.flow_run()["state_type"] == "COMPLETED"
 
     def _victims(self, what: str) -> list[psutil.Process]:
         return self.flows() if what == "flow" else super()._victims(what)

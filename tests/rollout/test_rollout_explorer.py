@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ from trinity_core.sync.methods import open_versions
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import VersionGone
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.tracking.scores import valid_scores
 from trinity_core.workflows import WORKFLOWS, Workflow
 
@@ -120,6 +121,15 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert {int(e.versions[0]) for e in batch} == {0}
     assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
     assert all(e.action_mask.all() and e.reward is not None for e in batch)
+
+
+def test_rollouts_to_be_traced_have_the_times_of_their_tasks(config, engine):
+    settings = config(mode="explore", buffer={"total_steps": 1, "batch_size": 3})
+    began = time.time()
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    [(_, step, path)] = rollout_files(settings.job_dir, traces_dir(settings.job_dir))
+    spans = [rollout.span for rollout in read_rollouts(path)]
+    assert step == 1 and spans and all(began <= start <= end <= time.time() for start, end in spans)
 
 
 def test_experiences_carry_the_temperature_of_their_task_set(config, engine):

@@ -14,7 +14,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.runtime.preflight.model_shape import adapter_parameters, shape_of
+from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, shape_of
 from trinity_core.runtime.preflight.needs import Need, total
 from trinity_core.runtime.preflight.resource_estimate import (
     cpu_engine_needs,
@@ -147,19 +147,22 @@ def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
     """Forty buckets of parameters on four workers, in bfloat16 (`stage_1_and_2.py`, `stage3.py`)."""
     large = replace(SHAPE, parameters=40 * REDUCE_BUCKET, vocabulary=1 << 20)
 
-    def passes(stage: int, **more) -> tuple[TrainedModel, int]:
-        model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, **more)
-        activations = activation_bytes(large, MICRO, 2, False) + logit_bytes(large, MICRO)
+    def passes(stage: int, shape: ModelShape = large) -> tuple[TrainedModel, int]:
+        model = TrainedModel("policy", shape, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True)
+        activations = activation_bytes(shape, MICRO, 2, False) + logit_bytes(shape, MICRO)
         return model, model.passes().bytes - activations
 
     part = 10 * REDUCE_BUCKET
     assert passes(1)[1] == 4 * (40 * REDUCE_BUCKET + part) + 2 * REDUCE_BUCKET
     zero2, gradients = passes(2)
-    assert gradients == 4 * (REDUCE_BUCKET + part) + 2 * REDUCE_BUCKET
+    beside = (4 + 2) * large.embedding  # which is larger than the bucket: its gradient, and that in float32
+    assert large.embedding > REDUCE_BUCKET and gradients == 4 * part + 2 * REDUCE_BUCKET + beside
     assert zero2.update().bytes == 2 * REDUCE_BUCKET + 2 * 4 * part
     zero3, gradients = passes(3)
     gathered = MAX_LIVE + large.embedding  # ahead, and the largest tensor
-    assert gradients == 4 * REDUCE_BUCKET + 2 * gathered
+    assert gradients == beside + 2 * gathered
+    small, gradients = passes(3, shape=replace(large, vocabulary=1024))
+    assert gradients == 4 * REDUCE_BUCKET + 2 * (MAX_LIVE + small.shape.embedding)
     assert zero3.kept_gradients().bytes == 4 * part + 2 * REDUCE_BUCKET
 
 

@@ -119,7 +119,9 @@ def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_pat
             await page.until(f"location.search.match(/run=/g)?.length === 2 && {IDLE}")
             await go(page, studio, "/runs", f"!!{TABLE} && {has('Click a run')}")
             assert await page.value("!!document.querySelector('input[aria-label=\"Find runs\"]')")
-            await page.value("document.querySelector('canvas[data-testid=data-grid-canvas]').focus(), true")
+            await page.until(
+                "(e => e && (e.focus(), true))(document.querySelector('canvas[data-testid=data-grid-canvas]'))"
+            )
             await page.press("ArrowDown")
             await asyncio.sleep(1)
             await page.until(f"location.search === '' && {IDLE}", "the way through the table opens no run")

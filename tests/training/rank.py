@@ -50,6 +50,7 @@ def main() -> None:
         with writer.start(2, checkpoint, [0, 0], 0, lambda written: None) as copying:
             copy(learner, 2, copying)
         learner.step(make_batch(3), 3)  # what has been copied is written
+        after = {name: w.clone() for name, w in weights(learner.engine)}
         writer.close()
         barrier(ranks)
         load(learner, checkpoint)
@@ -58,6 +59,9 @@ def main() -> None:
         assert (parts or learner.adapter) and not list((checkpoint / "actor").glob("model_*_part_*.pt"))
         for name, w in weights(learner.engine):
             assert torch.equal(before[name], w), name
+        learner.step(make_batch(3), 3)  # with the same moments
+        for name, w in weights(learner.engine):
+            assert torch.equal(after[name], w), name
         if rank == 0:
             torch.save({"metrics": metrics, "weights": before}, folder / f"{case['name']}.pt")
 

@@ -20,7 +20,7 @@ LAKE = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "
 GUESS = str(Path(__file__).with_name("verifiers_guess.py"))
 ONE_TURN = {"env_id": GUESS, "env_config": {"id": "single_agent"}}
 TWO_TURNS = {"env_id": GUESS, "env_config": {"taskset": {"largest": 5}}}
-BEST = ["down", "I go down", "right", "right", "down", "right"]
+BEST = ["down", "I go Down", "right", "right", "down", "right"]
 
 
 @pytest.mark.parametrize(

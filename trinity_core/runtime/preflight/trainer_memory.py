@@ -10,10 +10,11 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
 | 3 | wP/N, and wL gathered | 4P/N | 8P/N | 4B | 4P/N |
 
-B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P; L the weights that may be gathered at
-a time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on,
-the worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as
-far as it is used.
+B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than it, as the output
+embedding often is, is reduced whole: 4 + w bytes a parameter in place of 4B. L is the weights that may be gathered at a
+time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on, the
+worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as far
+as it is used.
 
 Of a LoRA adapter's model P is the parameters of the adapter, but for the weights, which are those of both; there is no
 second model for the reference.
@@ -239,6 +240,16 @@ class TrainedModel:
         """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
         return self.width * (REDUCE_BUCKET if self.on_gpu else min(self.trained, REDUCE_BUCKET))
 
+    @property
+    def being_reduced(self) -> int:
+        """Bytes of the gradients that are reduced at a time, in float32.
+
+        A tensor larger than the bucket is reduced whole, beside the bucket.
+        """
+        largest = self.shape.embedding if self.lora is None else 0
+        beside = self.width * largest * (largest > REDUCE_BUCKET)
+        return FLOAT * min(self.trained, max(REDUCE_BUCKET, largest)) + beside
+
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
         each = (3 if self.stage else 2) * FLOAT
@@ -268,9 +279,9 @@ class TrainedModel:
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
         if self.stage == 3:
-            gradients = FLOAT * min(self.trained, REDUCE_BUCKET)  # the buffer in float32, as it is reduced
+            gradients = self.being_reduced
         elif self.stage:
-            gradients = FLOAT * (self.part + (min(self.trained, REDUCE_BUCKET) if self.stage == 2 else self.trained))
+            gradients = FLOAT * self.part + (self.being_reduced if self.stage == 2 else FLOAT * self.trained)
             gradients += self.bucket * self.on_gpu
         else:
             gradients = FLOAT * self.trained if self.micro.count > 1 else 0

@@ -119,7 +119,7 @@ export function tokenPane(where, rollout) {
   };
   pane.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by) return;
+    if (!by || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     pane.goTo(Math.max(0, Math.min(total - 1, (pane.place ?? -1) + by)));
   });

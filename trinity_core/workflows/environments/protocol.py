@@ -14,7 +14,8 @@ from trinity_core.data.formats import Tool
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.registry import Registry
 
-EXTRA = "pip install 'trinity-flows[environments]'"
+EXTRA = ("gymnasium", "reasoning_gym")
+"""Packages of `trinity-flows[environments]`."""
 
 
 class EnvironmentFailed(Exception):
@@ -108,7 +109,9 @@ def check_installed(name: str, kind: type[Any]) -> None:
 
 def missing(name: str, package: str) -> TrinityError:
     """Says how to install what an environment needs."""
-    return InputError(f"environment '{name}' needs the package {package}; install it: {EXTRA}")
+    what = "'trinity-flows[environments]'" if package in EXTRA else package.replace("_", "-")
+    elsewhere = ", or name an interpreter that has it as workflow_args.python"
+    return InputError(f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}")
 
 
 def wants_process(kind: type[Any] | None) -> bool:

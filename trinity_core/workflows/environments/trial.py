@@ -83,7 +83,9 @@ class Trial:
                 show(f"action {turns}: {action}\n{_text(step)}")
                 if step.done:
                     break
-        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'goes on'}")
+        left = len(actions) - turns if isinstance(actions, list) else 0
+        not_taken = f"; {left} further actions were not taken" if left else ""
+        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'goes on'}{not_taken}")
 
 
 def _text(step: Step) -> str:

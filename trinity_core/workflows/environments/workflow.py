@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -34,6 +35,8 @@ from trinity_core.workflows.environments.protocol import (
     wants_process,
 )
 from trinity_core.workflows.trajectory import Trajectory
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 600.0
 """Seconds that a rollout waits for a process of its environment to be free."""
@@ -259,8 +262,13 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
     )
     try:
         yield environment
-    finally:
-        await called(environment.close, arguments.time_limit)
+    except BaseException:
+        try:
+            await called(environment.close, arguments.time_limit)
+        except EnvironmentFailed as failure:  # the first failure is the cause
+            log.warning("environment '%s': %s", arguments.environment, failure)
+        raise
+    await called(environment.close, arguments.time_limit)
 
 
 def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
@@ -276,17 +284,17 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
     """
     name = method.__qualname__
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(limit) as given:
             if inspect.iscoroutinefunction(method):
                 return await method(*args, **kwargs)
             threads = InterruptibleThreads("environment")
             result = await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
             return await result if inspect.isawaitable(result) else result
-    except TimeoutError:
-        raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
     except (TrinityError, EnvironmentFailed):
         raise
-    except Exception as error:  # an environment may raise anything
+    except Exception as error:  # an environment may raise anything, a TimeoutError of its own too
+        if given.expired():
+            raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
         raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 
 
