@@ -20,9 +20,9 @@ def load_plugins(folder: str | Path | None) -> list[str]:
     """Import every Python file of a folder in name order, so that it can register its parts; returns the module names.
 
     The folder also goes on `sys.path`, so that files can import each other. A second call for the same file does
-    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers; of a
-    checkout of Trinity-RFT, no file is imported before a configuration names its workflow. Raises TrinityError where
-    the folder is missing or a file cannot be imported.
+    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers, and always
+    in a checkout of Trinity-RFT, whose package's files are imported once a configuration names them. Raises
+    TrinityError where the folder is missing or a file cannot be imported.
     """
     if folder is None:
         return []
@@ -33,9 +33,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
         importlib.import_module("trinity_core.compat").answer_imports(root)
     if str(root) not in sys.path:
         sys.path.append(str(root))
-    if _is_upstream(root):
-        return []  # beside its package lies setup.py
-    return [_load(file) for file in sorted(root.glob("*.py")) if not file.name.startswith("_")]
+    others = ("setup.py", "conftest.py") if _is_upstream(root) else ()
+    return [_load(file) for file in sorted(root.glob("*.py")) if file.name[0] != "_" and file.name not in others]
 
 
 def _is_upstream(root: Path) -> bool:
@@ -45,8 +44,10 @@ def _is_upstream(root: Path) -> bool:
 
 def _wants_upstream(root: Path) -> bool:
     """True if files of the folder, or of folders in it, import a Trinity-RFT that is not installed, or it is one."""
+    if _is_upstream(root):
+        return True
     files = [*root.glob("*.py"), *root.glob("*/*.py")]
-    if not _is_upstream(root) and not any(UPSTREAM.search(file.read_text(errors="replace")) for file in files):
+    if not any(UPSTREAM.search(file.read_text(errors="replace")) for file in files):
         return False
     installed = importlib.util.find_spec("trinity")
     if installed is None or not installed.submodule_search_locations:

@@ -282,6 +282,47 @@ def test_a_stage_translates_keys_with_what_it_inherits() -> None:
     assert [key for key, _ in refused(algorithm=above, stages=[stage])] == ["stages[0].algorithm.policy_loss_fn"]
 
 
+def test_a_stage_changes_one_of_two_inherited_betas() -> None:
+    above = {"optimizer": {"betas": [0.8, 0.95]}}
+    listed = [{"stage_name": name, "algorithm": {"optimizer": {name: 0.7}}} for name in ("beta1", "beta2")]
+    first, second = stages(config_from_dict(merge(GOOD, {"algorithm": above, "stages": listed})))
+    assert first.algorithm.optimizer.betas == (0.7, 0.95) and second.algorithm.optimizer.betas == (0.8, 0.7)
+
+
+ENDPOINT = {"enable": True, "base_url_env": "OWN_ADDRESS", "model_name": "m"}
+ADDRESS = "http://127.0.0.1:1/v1"
+
+
+def test_an_endpoint_is_scored_at_the_address_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_ADDRESS", "http://127.0.0.1:2/v1")
+    given = {"model": {"external_model": ENDPOINT}, "mode": "bench"}
+    for explorer, address in (({}, "http://127.0.0.1:2/v1"), ({"env_vars": {"OWN_ADDRESS": ADDRESS}}, ADDRESS)):
+        external = made(**given, explorer=explorer).explorer.external_model
+        assert external is not None and (external.base_url, external.model_name) == (address, "m")
+        assert external.api_key_env == "OPENAI_API_KEY"
+    monkeypatch.delenv("OWN_ADDRESS")
+    assert [key for key, _ in refused(**given)] == ["model.external_model"]
+
+
+@pytest.mark.parametrize("also", [{"enabel": 5}, {"enable": None, "enabled": True}, {"temperatur": 3}])
+def test_an_unknown_key_of_an_endpoint_is_refused(also: dict[str, Any]) -> None:
+    env_vars = {"env_vars": {"OWN_ADDRESS": ADDRESS}}
+    found = refused(mode="bench", model={"external_model": {**ENDPOINT, **also}}, explorer=env_vars)
+    assert [key for key, _ in found] == ["model.external_model"] and list(also)[-1] in found[0][1]
+
+
+def test_an_endpoint_is_refused_where_nothing_is_scored() -> None:
+    explorer, model = {"env_vars": {"OWN_ADDRESS": ADDRESS}}, {"external_model": ENDPOINT}
+    assert [key for key, _ in refused(model=model, explorer=explorer)] == ["model.external_model"]
+    stage = {"stage_name": "a", "model": model}
+    found = refused(explorer=explorer, stages=[stage, {**stage, "stage_name": "b", "mode": "bench"}])
+    assert [key for key, _ in found] == ["stages[0].model.external_model"]
+    config = config_from_dict(merge(GOOD, {"mode": "bench", "explorer": explorer, "stages": [stage]}))
+    assert [each.external_model is not None for each in stages(config)] == [True]
+    above = {"model": model, "explorer": explorer, "stages": [{"stage_name": "c", "mode": "bench"}]}
+    assert [each.external_model is not None for each in stages(config_from_dict(merge(GOOD, above)))] == [True]
+
+
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
     for section, verdicts in KEYS.items():
         for name in verdicts.keys() & types_of(section).keys():

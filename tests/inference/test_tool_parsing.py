@@ -93,16 +93,18 @@ def test_a_model_without_parser_has_no_reader(tokenizer):
         ("<tool_call>\n<function=", "qwen3_coder"),
         ("[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
+        ("<seed:tool_call>\n<function=", "seed_oss"),
     ],
 )
-def test_a_template_tells_its_parser(written, parser):
-    assert parser_of("{% if tools %}" + written + "{% endif %}") == parser
+def test_a_template_tells_its_parser(tokenizer, written, parser):
+    assert parser_of(ChatEncoder(tokenizer, "{% if tools %}" + written + "{% endif %}")) == parser
     assert parser in TOOL_CALL_PARSERS
 
 
-def test_a_template_without_calls_tells_none():
+@pytest.mark.parametrize("template", ["{{ messages }}", "<tool_call>{{ tc.name }}\n<arg_key>{{ k }}</arg_key>"])
+def test_a_template_without_calls_or_of_several_parsers_tells_none(tokenizer, template):
     with pytest.raises(TrinityError, match="tool_call_parser"):
-        parser_of("{{ messages }}")
+        parser_of(ChatEncoder(tokenizer, template))
 
 
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):

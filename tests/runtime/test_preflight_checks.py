@@ -461,6 +461,18 @@ def test_validate_tells_of_a_template_without_a_turn_end(run_file):
         assert [notice for notice in notices() if "tokenizer" in notice and "no JSON" in notice]
 
 
+def test_a_template_that_tells_no_parser_is_found_before_the_run(run_file):
+    flow, template = f"{INPUT}.taskset.default_workflow_type=toolcall_workflow", "model.custom_chat_template="
+    key = f"{INPUT}.taskset.format={{prompt_key: question, response_key: answer}}"
+    plain, hermes = "'{{ messages[0].content }}'", "'<tool_call>{{ messages[0].content }}'"
+    parser = "explorer.rollout_model.tool_call_parser"
+    assert parser in problems(run_file, flow, key, template + plain)
+    assert parser not in problems(run_file, template + plain)
+    assert parser not in problems(run_file, flow, key, template + hermes)
+    assert parser not in problems(run_file, flow, key, template + plain, f"{parser}=glm45")
+    assert parser not in problems(run_file, flow, key, template + plain, "mode=train")
+
+
 def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypatch):
     few = Room(memory=1 << 30, gpu_memory=0, disk=1 << 20)
     monkeypatch.setattr(checks, "room_for", lambda _: few)

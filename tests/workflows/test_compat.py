@@ -16,7 +16,7 @@ from workflows.workflow_helpers import run as play_scripted
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import TrinityError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
@@ -329,3 +329,36 @@ def test_other_files_of_a_checkout_are_imported_from_it(tmp_path):
     for name in ("maze", path):
         [one] = play_scripted(make_task(name, repeat_times=1, format=FormatConfig()), Turns("left"))
         assert one.reward == 1.0
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout of Trinity-RFT with one workflow of its own."""
+    package = tmp_path / "checkout" / "trinity" / "common" / "workflows"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("NAMES = {'den': 'trinity.common.workflows.den.Den'}\n")
+    (package / "den.py").write_text("from trinity.common.workflows import Workflow\nclass Den(Workflow):\n    pass\n")
+    (tmp_path / "checkout" / "setup.py").write_text("raise SystemExit('usage: setup.py')")
+    return tmp_path / "checkout"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_checkout_holds_plugins_of_the_user_too(checkout, tmp_path, monkeypatch, installed):
+    if installed:
+        (tmp_path / "site" / "trinity").mkdir(parents=True)
+        (tmp_path / "site" / "trinity" / "__init__.py").write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    (checkout / "upstream_style.py").write_text(
+        "from trinity.common.workflows import WORKFLOWS, Workflow\n"
+        "WORKFLOWS.register_module('up_beside', force=True)(type('Beside', (Workflow,), {}))\n"
+    )
+    assert load_plugins(checkout) == ["upstream_style"]
+    assert "up_beside" in WORKFLOWS and WORKFLOWS.resolve("den").__module__ == "trinity.common.workflows.den"
+
+
+def test_a_broken_list_of_workflows_is_named_with_its_line(checkout):
+    listed = checkout / "trinity" / "common" / "workflows" / "__init__.py"
+    listed.write_text("NAMES = {}\nNAMES = {'den'\n")
+    with pytest.raises(InputError) as error:
+        load_plugins(checkout)
+    assert f"{listed}:2" in str(error.value)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from trinity_core.compat import experience, model, rewards, workflow
+from trinity_core.errors import InputError
 from trinity_core.registry import Registry
 from trinity_core.workflows.base import WORKFLOWS
 from trinity_core.workflows.rewards import REWARD_FNS
@@ -96,11 +97,22 @@ class UpstreamNames(MetaPathFinder, Loader):
 def answer_imports(folder: Path) -> None:
     """Answer imports of `trinity` from now on; `folder` holds the plugins.
 
-    If it is a checkout of Trinity-RFT, the workflows that it lists are known by their names.
+    If it is a checkout of Trinity-RFT, the workflows that it lists are known by their names. Raises InputError if the
+    list is no Python.
     """
     listed = folder / "trinity" / "common" / "workflows" / "__init__.py"
-    tree = ast.walk(ast.parse(listed.read_text(encoding="utf-8") if listed.is_file() else ""))
-    pairs = [pair for node in tree if isinstance(node, ast.Dict) for pair in zip(node.keys, node.values, strict=True)]
+    try:
+        tree = ast.parse(listed.read_bytes() if listed.is_file() else b"")
+    except SyntaxError as error:
+        raise InputError(f"{listed}:{error.lineno or 1} is no Python: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{listed} cannot be read: {error}") from error
+    pairs = [
+        pair
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for pair in zip(node.keys, node.values, strict=True)
+    ]
     WORKFLOWS.elsewhere |= {
         str(name.value): str(path.value)
         for name, path in pairs

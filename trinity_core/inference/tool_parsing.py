@@ -7,14 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.config import RolloutModelConfig
-from trinity_core.data.formats import Message, Tool
+from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.errors import TrinityError
-from trinity_core.workflows.rollout_model import Completion
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # preflight imports this module
     from vllm.entrypoints.generate.base.protocol import FunctionCall
     from vllm.parser.abstract_parser import Parser
+
+    from trinity_core.data.chat import ChatEncoder
+    from trinity_core.data.formats import Message, Tool
+    from trinity_core.workflows.rollout_model import Completion
 
 log = logging.getLogger(__name__)
 
@@ -23,20 +25,29 @@ Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
 
 
 PARSERS = {
-    "<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3_json", "<tool_call>": "hermes",
+    "<arg_key>": "", "<seed:tool_call>": "seed_oss", "<function=": "qwen3_coder", "[TOOL_CALLS]": "mistral",
+    "<|python_tag|>": "llama3_json", "<tool_call>": "hermes",
 }  # fmt: skip
-"""Text of a chat template, and the parser of the calls that are written so; the first that fits."""
+"""Text of a chat template, and the parser of the calls that are written so, "" for one of several; the first fits."""
 
 
-def parser_of(template: str) -> str:
+def parser_of(encoder: ChatEncoder) -> str:
     """The parser of a model with that chat template. Raises TrinityError if the template does not tell it."""
-    parser = next((parser for text, parser in PARSERS.items() if text in template), None)
-    if parser is None:
+    template = str(encoder.template or encoder.tokenizer.chat_template)
+    parser = next((parser for text, parser in PARSERS.items() if text in template), "")
+    if not parser:
         raise TrinityError(
-            "the chat template does not show how the model writes tool calls; set "
-            "explorer.rollout_model.tool_call_parser (hermes for Qwen 2.5 and 3)"
+            "the chat template does not tell which parser reads the model's tool calls: set "
+            "explorer.rollout_model.tool_call_parser (hermes for Qwen 2.5 and 3, glm45 or glm47 for GLM)"
         )
     return parser
+
+
+def asks_template(config: Config) -> bool:
+    """True if the chat template must tell the policy's parser: for `toolcall_workflow`, if none is named."""
+    inputs = config.buffer.explorer_input
+    flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
+    return config.explorer.rollout_model.tool_call_parser is None and "toolcall_workflow" in flows
 
 
 class ToolCallReader:

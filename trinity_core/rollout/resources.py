@@ -27,7 +27,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import RemoteEngine, as_handle
 from trinity_core.inference.requests import WeightSource
-from trinity_core.inference.tool_parsing import ToolCallReader, parser_of
+from trinity_core.inference.tool_parsing import ToolCallReader, asks_template, parser_of
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import Operators, pipeline
@@ -236,13 +236,9 @@ def _pool(config: Config, engines: Sequence[Any], model_path: str, sleeps: bool 
 
 
 def _with_parser(config: Config, encoder: ChatEncoder) -> RolloutModelConfig:
-    """The policy, for `toolcall_workflow` with the parser of its chat template if none is named."""
-    rollout, inputs = config.explorer.rollout_model, config.buffer.explorer_input
-    flows = {taskset.default_workflow_type for taskset in (*inputs.tasksets, *inputs.eval_tasksets)}
-    if rollout.tool_call_parser is not None or "toolcall_workflow" not in flows:
-        return rollout
-    template = str(encoder.template or encoder.tokenizer.chat_template)
-    return rollout.with_values({"tool_call_parser": parser_of(template)})
+    """The policy, with the parser of its chat template where that is asked."""
+    rollout = config.explorer.rollout_model
+    return rollout.with_values({"tool_call_parser": parser_of(encoder)}) if asks_template(config) else rollout
 
 
 def _read(config: Config) -> _Read:

@@ -99,6 +99,8 @@ class Rewritten:
 
     keys: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | Refused | None]
     """None: the value is left to the schema."""
+    from_top: bool = False
+    """The function gets the whole configuration, or the whole stage with what it inherits, for the section."""
 
 
 KeyAction = Noted | Refused | Moved | Spelled | Below | Cases | Rewritten

@@ -101,17 +101,30 @@ RUN: Keys = {
 }
 
 
-def _external_model(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
+EXTERNAL_KEYS = ("enable", "base_url_env", "api_key_env", "model_name")
+
+
+def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     """An endpoint that mode bench scores; its address stands in a variable of the environment."""
-    if not isinstance(given, Mapping):
+    if not isinstance(written, Mapping):
         return Refused("must be a section with keys.")
+    if unknown := [str(key) for key in written if key not in EXTERNAL_KEYS]:
+        return Refused(f"has no key {', '.join(unknown)}; it takes {', '.join(EXTERNAL_KEYS)}.")
+    given, explorer, stages = top["model"]["external_model"], top.get("explorer"), top.get("stages")
     if not given.get("enable"):
         return {}
+    modes = [each.get("mode") for each in stages or () if isinstance(each, Mapping)] if isinstance(stages, list) else []
+    if "bench" not in [str(mode or top.get("mode")).lower() for mode in modes or [None]]:
+        return Refused("an endpoint is scored, and neither trained nor sampled from: set mode: bench, or leave it out.")
     variable = str(given.get("base_url_env") or "OPENAI_BASE_URL")
-    if not os.environ.get(variable):
-        return Refused(f"environment variable {variable} is not set; set it to the address of the API.")
+    own = explorer.get("env_vars") if isinstance(explorer, Mapping) else None
+    address = (isinstance(own, Mapping) and own.get(variable)) or os.environ.get(variable)
+    if not address:
+        return Refused(
+            f"the variable {variable} is not set; set it, or explorer.env_vars.{variable}, to the API's address."
+        )
     named = {"model_name": given.get("model_name"), "api_key_env": given.get("api_key_env") or "OPENAI_API_KEY"}
-    return {"/explorer.external_model": {"base_url": os.environ[variable], **named}}
+    return {"/explorer.external_model": {"base_url": address, **named}}
 
 
 MODEL: Keys = {
@@ -126,7 +139,7 @@ MODEL: Keys = {
         {"enable": refused("training is done by the run itself, not by Tinker; leave model.tinker out.", False)},
         noted("Tinker is not used."),
     ),
-    "external_model": Rewritten(_external_model),
+    "external_model": Rewritten(_external_model, from_top=True),
 }
 CLUSTER: Keys = same(
     FOLLOWS,
@@ -299,8 +312,10 @@ def bound(text: str) -> float | str:
 
 
 def betas(_: Any, optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Two keys as one."""
-    return {"betas": [optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.999)]}
+    """Two keys as one; the other number is the one that a stage inherits."""
+    above = optimizer.get("betas")
+    both = above if isinstance(above, list | tuple) and len(above) == 2 else (0.9, 0.999)
+    return {"betas": [optimizer.get(key, usual) for key, usual in zip(("beta1", "beta2"), both, strict=True)]}
 
 
 OPTIMIZER: Keys = {

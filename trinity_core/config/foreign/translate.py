@@ -104,7 +104,8 @@ def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Ite
         if cls is Config and name == "stages" and isinstance(value, list):
             for index, stage in enumerate(value):
                 if isinstance(stage, dict):
-                    yield from _section(Config, stage, (Place(f"stages[{index}]", stage, inherited(node, stage)),))
+                    place = Place(f"stages[{index}]", stage, inherited({**node, "stages": None}, stage))
+                    yield from _section(Config, stage, (place,))
         elif settings[name].section is not None:
             above = chain[-1].inherited.get(name) if settings[name].entry is None and name not in WHOLE else None
             yield from _inner(settings[name], join_key(chain[-1].key, name), value, chain, above)
@@ -154,8 +155,8 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
         case Moved(to=to, unset=unset, convert=convert, yields=yields):
             there = None if is_among(value, unset) else convert(value, chain[-1].values) if convert else value
             yield Foreign(chain, name, value, Put({} if there is None else dict.fromkeys(to, there), yields))
-        case Rewritten(keys=rewrite):
-            values = rewrite(value, chain[-1].values)
+        case Rewritten(keys=rewrite, from_top=from_top):
+            values = rewrite(value, chain[0 if from_top else -1].values)
             if isinstance(values, Refused):
                 yield Foreign(chain, name, value, values)
             elif values is not None:

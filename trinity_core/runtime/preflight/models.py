@@ -13,7 +13,8 @@ from trinity_core.config import Config
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.inference.tool_parsing import asks_template, parser_of
 from trinity_core.local_paths import expanded
 from trinity_core.weights_digest import check_length, safetensors_header, weight_files
 
@@ -69,6 +70,21 @@ def template_notice(config: Config) -> str:
     except (OSError, ValueError) as error:
         return f"The tokenizer of {model.model_path} cannot be loaded: {error}"
     return f"{notice[0].upper()}{notice[1:]}." if notice else ""
+
+
+def unknown_parser(config: Config) -> Iterator[Finding]:
+    """The parser of tool calls, if the explorer takes that of a chat template in a local folder, which tells none."""
+    model = config.model
+    if config.external_model or config.mode == "train" or not asks_template(config):
+        return
+    if not Path(model.model_path).is_dir():
+        return
+    try:
+        parser_of(policy_encoder(model))
+    except (DataError, OSError, ValueError):
+        return  # no template or no tokenizer, which others tell
+    except TrinityError as error:
+        yield Finding("explorer.rollout_model.tool_call_parser", None, "missing", f"must be given: {error}.")
 
 
 def too_long_sequences(config: Config) -> Iterator[Finding]:
