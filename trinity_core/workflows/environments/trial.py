@@ -70,7 +70,7 @@ class Trial:
 
     async def _play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
         seed, total, turns = seed_of(self.task), 0.0, 0
-        limit = self.arguments.patience
+        limit = self.arguments.reply_seconds
         async with opened(self.arguments, self.task.raw) as environment:
             tools = as_tools(await called(environment.tools, limit))
             if tools:

@@ -76,8 +76,8 @@ class EnvArguments(Arguments):
         return wanted or self.python is not None or ":" in self.environment
 
     @property
-    def patience(self) -> float:
-        """Seconds to wait for a reset or a step."""
+    def reply_seconds(self) -> float:
+        """Seconds to wait for a reset or a step; PATIENCE is for a free process."""
         return self.time_limit + (GRACE if self.separate else 0.0)
 
     @property
@@ -180,7 +180,7 @@ class EnvWorkflow(Workflow):
 
     async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:
         task = self.task
-        limit = arguments.patience
+        limit = arguments.reply_seconds
         async with opened(arguments, task.raw) as environment:
             tools = as_tools(await called(environment.tools, limit))
             episode = Episode(await step_of(environment.reset, limit, seed_of(task)))
