@@ -17,7 +17,15 @@ from typing import Any
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.data.formats import Tool
 from trinity_core.errors import on_failure
-from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_step, as_tools, missing
+from trinity_core.workflows.environments.protocol import (
+    EXTRA,
+    EXTRA_PACKAGES,
+    EnvironmentFailed,
+    Step,
+    as_step,
+    as_tools,
+    missing,
+)
 
 MOST_BYTES = 16 << 20
 """Longest reply."""
@@ -97,7 +105,9 @@ class ProcessEnvironment:
         except CallFailed as failure:
             if failure.missing and self.where.python == sys.executable:
                 self.close()
-                raise missing(self.where.name, failure.missing) from None
+                package = failure.missing
+                what = EXTRA if package in EXTRA_PACKAGES else package.replace("_", "-")
+                raise missing(self.where.name, package, what) from None
             reason = str(failure)
         except EnvironmentFailed as failure:  # the reply is no step, or no tools
             reason = str(failure)

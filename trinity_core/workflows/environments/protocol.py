@@ -14,8 +14,8 @@ from trinity_core.data.formats import Tool
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.registry import Registry
 
-EXTRA = ("gymnasium", "reasoning_gym")
-"""Packages of `trinity-flows[environments]`."""
+EXTRA = "'trinity-flows[environments]'"
+EXTRA_PACKAGES = ("gymnasium", "reasoning_gym")
 
 
 class EnvironmentFailed(Exception):
@@ -107,9 +107,8 @@ def check_installed(name: str, kind: type[Any]) -> None:
         raise missing(name, package)
 
 
-def missing(name: str, package: str) -> TrinityError:
-    """Says how to install what an environment needs."""
-    what = "'trinity-flows[environments]'" if package in EXTRA else package.replace("_", "-")
+def missing(name: str, package: str, what: str = EXTRA) -> TrinityError:
+    """Says how to install what an environment needs: by `what`, the extra for classes that declare a `package`."""
     elsewhere = ", or name an interpreter that has it as workflow_args.python"
     return InputError(f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}")
 
