@@ -187,7 +187,7 @@ def begin_summary(config: Config) -> None:
 
 
 def _links(config: Config) -> str:
-    """The run's page and rollouts in Studio while that is served, else commands; its run in a served MLflow; its logs."""
+    """The run in Studio and MLflow, as far as they are served; commands for what is not."""
     root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
     links = studio_links(root, f"{config.project}/{config.name}")
     links = links or [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
