@@ -32,8 +32,8 @@ STEP, MINUTES = "step", "minutes"
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     """The hub of a run."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"### {escaped(run.name)}", width="content")
+    with st.container(horizontal=True, vertical_alignment="center", key="title"):
+        st.subheader(escaped(run.name), anchor=False, width="content")
         st.badge(run.state.value, color=COLOURS[run.state])
     if run.detail:
         st.text(run.detail)
@@ -136,7 +136,8 @@ def show_stages(stages: Sequence[Run]) -> None:
             st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
             st.badge(stage.state.value, color=COLOURS[stage.state])
             total = f" of {stage.files.total_steps}" if stage.files.total_steps else ""
-            st.caption(f"step {stage.files.step}{total} · {score_text(stage.files.score, stage.files.interval)}")
+            score = "" if stage.files.score is None else f" · {score_text(stage.files.score, stage.files.interval)}"
+            st.caption(f"step {stage.files.step}{total}{score}")
 
 
 def show_curves(runs: Sequence[Run]) -> None:

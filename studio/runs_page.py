@@ -82,7 +82,7 @@ def show_list(runs: Sequence[Run]) -> None:
         selection_mode=["multi-row", "single-cell"],
         column_config={
             "state": st.column_config.TextColumn(pinned=True),
-            "run": st.column_config.TextColumn(width="medium", pinned=True),
+            "run": st.column_config.TextColumn(width="medium"),
             "curve": st.column_config.LineChartColumn("reward or score", width="small"),
             "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
         },

@@ -80,7 +80,7 @@ export function draw() {
 function cell(name, value, row) {
   if (row) {
     const address = `#${new URLSearchParams({ run, group: row.id, rollout: row.place })}`;
-    return make("td", { class: "number" }, make("a", { href: address, title: "Token by token" }, value));
+    return make("td", { class: "number" }, make("a", { href: address, title: "Token by token", "aria-label": `step ${value}, ${row.task}, rollout ${row.place}` }, value));
   }
   if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
   const text = String(value);
