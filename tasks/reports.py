@@ -61,10 +61,12 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         return
     ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
     tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
-    attempt = f" · attempt {flow_run.run_count}" if flow_run.run_count > 1 else ""
-    shown = f"{flow_run.flow_name} {project}/{name}{attempt}"
+    shown = f"{flow_run.flow_name} {project}/{name}"
     try:
         with get_client(sync_client=True) as client:
+            # The context's flow run is of the moment before its present attempt was counted.
+            if (attempt := client.read_flow_run(context.flow_run.id).run_count) > 1:
+                shown += f" · attempt {attempt}"
             client.update_flow_run(context.flow_run.id, name=shown, tags=tags)
     except api_faults() as error:
         log.warning("the run cannot be named in Prefect: %s", error)
