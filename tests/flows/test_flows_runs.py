@@ -219,14 +219,14 @@ def test_a_run_shows_what_it_does(
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
-    assert set(keys) == {"tests-whole-curve", "tests-whole-summary"}
+    assert set(keys) == {"tests-whole-curve", "tests-whole-summary", "tests-whole-rollouts"}
     assert {artifact.flow_run_id for artifact in keys.values()} == {run.id}
     assert keys["tests-whole-curve"].task_run_id is None
     assert keys["tests-whole-curve"].data.startswith("![Learning curve](data:image/png;base64,")
     shown, titles = keys["tests-whole-summary"].data, [artifact.description for artifact in keys.values()]
     assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in shown and "**trainer**" in shown
     assert "| score | 0.56 |" in shown and "None" not in shown
-    assert all(f"step {standins.STEPS}" in title for title in titles)
+    assert all(f"step {standins.STEPS}" in title for title in titles), titles
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
