@@ -33,8 +33,13 @@ class Program:
 
     def text(self) -> str:
         """A program of a few lines."""
-        start = ["asks() { return 3; }\na=0 b=0 c=0", *(f"{name}={self.quoted_value()}" for name in NAMES)]
-        start += [f"{name}arr=({' '.join(self.word() for _ in range(self._random.randrange(4)))})" for name in NAMES[:2]]
+        start = [
+            "asks() { return 3; }\na=0 b=0 c=0 aarr=() barr=()",
+            *(f"{name}={self.quoted_value()}" for name in NAMES),
+        ]
+        start += [
+            f"{name}arr=({' '.join(self.word() for _ in range(self._random.randrange(4)))})" for name in NAMES[:2]
+        ]
         flags = self.one("", "", "", "set -e", "set -eo pipefail", "set -x", "set -- 'q r' $a")
         lines = [*start, flags, *(self.statement() for _ in range(self._random.randrange(2, 7)))]
         return "\n".join(lines) + '\nrun end "$a" "$b" "$c" "${aarr[@]}" "${#barr[@]}" $# "$@"\n'
@@ -65,9 +70,9 @@ class Program:
         part = [
             self.one("k=", "a.b=", "", "x", "~/x", "\\ ", "--n="),
             self.one(
-                self.parameter(), f'"{self.parameter()}"', f'"a {self.parameter()} {self.parameter()}"', self.quoted_value(), "$a", '"$b"',
+                self.parameter(), f'"{self.parameter()}"', f'"a {self.parameter()} {self.parameter()}"', self.quoted_value(), "${a}", '"$b"',
                 "'[\"c\"]'", "['c','d']", "$((2 * 3))", f"$(({self.sum()}))", "\"$(echo \"$a\")\"", "$(echo $a x)", "$(basename org/m.x)", "\\$a",
-                "$@", '"$@"', '"$*"', "$#", "a\\\n b", "{}", "a#b", "''", '""', "=", "$1",
+                "$@", '"$@"', '"$*"', "$#", "a\\\nb", "{}", "a#b", "''", '""', "=", "$1",
             ),
             self.one("", "", "", "y", '"z"', "$c", '"$1"'),
         ]  # fmt: skip
@@ -88,7 +93,9 @@ class Program:
             f"[[ ${name} == {self.pattern()} ]]", f"[[ {one} != {self.pattern()} ]]", f"[[ -n {one} && ${name} == {self.pattern()} ]]",
             f"[[ -z ${name} || ! {one} == 8 ]]", f"[[ $# -ge 3 ]]", f"[[ ${name} ]]", "true", "false", "asks", f"[ ${name} ]", "! false",
         )  # fmt: skip
-        return self.one(single, single, f"{single} && {self.one('true', 'false', f'[ -n {one} ]')}", f"{single} || true")
+        return self.one(
+            single, single, f"{single} && {self.one('true', 'false', f'[ -n {one} ]')}", f"{single} || true"
+        )
 
     def pattern(self) -> str:
         return self.one(*[pattern for pattern in PATTERNS if "|" not in pattern])
@@ -102,7 +109,9 @@ class Program:
             lambda: f"run {self.words()}",
             lambda: f"run {self.words()} # run no",
             lambda: f"run {self.words()} 2>&1",
-            lambda: f"{self.one(*NAMES)}{self.one('=', '+=')}{self.one(self.quoted_value(), self.parameter(), f'x{self.parameter()}', '~/x', '')}",
+            lambda: (
+                f"{self.one(*NAMES)}{self.one('=', '+=')}{self.one(self.quoted_value(), self.parameter(), f'x{self.parameter()}', '~/x', '')}"
+            ),
             lambda: f"export {self.one(*NAMES)}={self.word()} e=$a",
             lambda: f"{self.one('aarr', 'barr')}{self.one('=', '+=')}({self.words()} # c\n {self.words()})",
             lambda: f"{self.condition()} && {self.one('a', 'b')}={self.one('1', '8')}",
@@ -112,13 +121,13 @@ class Program:
             lambda: f"a=9 b=$a; n={self.one('3', '7')}",
             lambda: "run <<E\nrun ) no $a\nE",
             lambda: f"b=1 run {self.word()} $b",
-            lambda: f"echo {self.word()} | run {self.word()}",
+            lambda: f"x={self.word()} | run {self.word()}",
         ]
         nested = [
             lambda: f"if {self.condition()}; then {self.block()}\nelif {self.condition()}; then {self.block()}\nelse {self.block()}\nfi",
             lambda: f"if {self.condition()}; then\n {self.block()}\nfi",
             lambda: f"for i in {self.one('1 2', chr(34) + '$@' + chr(34), chr(34) + '${aarr[@]}' + chr(34), self.one('two', 'a.b'))}; do run $i; {self.block()}\ndone",
-            lambda: f"case {self.word()} in\n {self.one(*PATTERNS)}) {self.block()} ;;\n ({self.one(*PATTERNS)}) run {self.word()}\n;;\n *) {self.block()}\nesac",
+            lambda: f"case {self.word()} in\n {self.one(*PATTERNS)}) {self.block()}\n ;;\n ({self.one(*PATTERNS)}) run {self.word()} ;;\n *) {self.block()}\nesac",
             lambda: f"f() {{\n local a={self.word()} b=$a\n local c; c=3\n {self.block()}\n {self.one('return', 'return 1', 'return $?', 'true')}\n}}\nf {self.words()} && run f || run no f",
             lambda: f"g() {{ local -a aarr=({self.words()}); run \"${{aarr[@]}}\" $#; }}\nb=t g {self.words()}; run \"$b\"",
             lambda: f"( {self.block()}\n a=sub )\nrun \"$a\"",
@@ -141,16 +150,17 @@ def bash_words(text: str) -> list[list[str]] | None:
     return [words.split("\037")[1:-1] for words in made.stdout.split("\036")[:-1]]
 
 
-def our_words(text: str) -> list[list[str]]:
-    """The words of each `run` of a program as they are read; a variable that is not set counts as empty."""
-    commands = [command.words for command in ShellScript(text, ARGUMENTS).commands()]
-    calls = [words[1:] for words in commands if words[0] == "run"]
-    return [[re.sub("\ue000.*?\ue002", "", word.replace(variable("HOME"), HOME)) for word in words] for words in calls]
+def misread(text: str) -> str | None:
+    """What of a program is read otherwise than by bash; empty if nothing is.
 
-
-def misread(text: str) -> str:
-    """What is read otherwise than by bash; empty if nothing is. Raises UnreadableShell for what is refused."""
-    ours = our_words(text)
+    None if the reader assumes something that bash, which has no machine around it here, cannot confirm. A variable that
+    is not set counts as empty. Raises UnreadableShell for a program that is refused.
+    """
+    script = ShellScript(text, ARGUMENTS)
+    calls = [command.words[1:] for command in script.commands() if command.words[0] == "run"]
+    assumed = [each for each in script.assumptions if "taken as not set" not in each]
+    if assumed or any(UNKNOWN in word for words in calls for word in words):
+        return None
+    ours = [[re.sub("\ue000.*?\ue002", "", word.replace(variable("HOME"), HOME)) for word in words] for words in calls]
     theirs = bash_words(text)
-    known = all(UNKNOWN not in word for words in ours for word in words)
-    return "" if ours == theirs or not known else f"{text}\nbash: {theirs}\nhere: {ours}"
+    return "" if theirs in (ours, None) else f"{text}\nbash: {theirs}\nhere: {ours}"

@@ -113,6 +113,7 @@ def holds(words: Sequence[Field], text_of: Callable[[str], str] | None = None) -
     """The value of the words of `[ … ]`; with `text_of`, the text of a variable, of those of `[[ … ]]`.
 
     None where only a running shell knows: files of its machine, values of its environment, the output of commands.
+    Raises ValueError for what is no condition.
     """
     texts = [joined(word) for word in words]
     if len(texts) == 3 and (texts[1] in ("=", "==", "!=") or texts[1] in _COMPARISONS):
@@ -129,7 +130,11 @@ def holds(words: Sequence[Field], text_of: Callable[[str], str] | None = None) -
     if len(texts) == 2 and texts[0] in ("-n", "-z"):
         given = _is_given(texts[1])
         return None if given is None else given is (texts[0] == "-n")
-    return _is_given(texts[0]) if len(texts) == 1 else None if texts else False
+    if len(texts) == 1:
+        return _is_given(texts[0])
+    if "(" in texts or re.fullmatch(r"-[A-Za-z] \S+|\S+ (?:-nt|-ot|-ef|[<>]) \S+", " ".join(texts)):
+        return None
+    raise ValueError("no condition")
 
 
 def _is_given(word: str) -> bool | None:

@@ -98,6 +98,8 @@ class ShellScript:
         """`arguments` are what the script would be called with."""
         self._text = text.replace("\r\n", "\n")
         self._arguments = list(arguments)
+        self._called = True
+        """Whether these are the script's own, to which its user may add others."""
         self._values: dict[str, list[str]] = {}
         self._readonly: frozenset[str] = frozenset()
         self._functions: dict[str, Command] = {}
@@ -146,7 +148,10 @@ class ShellScript:
                 continue
             self._guarded = guarded or pipeline is not last or pipeline.negated
             yield from self._pipeline(pipeline)
-            if self._errexit and self._code and not self._guarded and not self._assumed:
+            command = pipeline.commands[-1]
+            compound = isinstance(command, If | For | Case) or (isinstance(command, Group) and not command.isolated)
+            compound = compound and len(pipeline.commands) == 1
+            if self._errexit and self._code and not (self._guarded or self._assumed or compound):
                 raise _Leave(exits=True)
         self._guarded = guarded
 
@@ -163,13 +168,13 @@ class ShellScript:
 
     def _isolated(self, commands: Iterator[ShellCommand]) -> Iterator[ShellCommand]:
         """Commands of a subshell, which changes nothing outside of itself."""
-        kept = self._values.copy(), self._functions.copy(), self._arguments, self._readonly
+        kept = self._values.copy(), self._functions.copy(), self._arguments, self._called
         flags = self._asks, self._guarded, self._errexit, self._pipefail
         try:
             yield from commands
         except _Leave:
             pass
-        self._values, self._functions, self._arguments, self._readonly = kept
+        self._values, self._functions, self._arguments, self._called = kept
         self._asks, self._guarded, self._errexit, self._pipefail = flags
 
     def _command(self, command: Command) -> Iterator[ShellCommand]:
@@ -179,7 +184,10 @@ class ShellScript:
             case Test():
                 fields = [[(each, True)] if isinstance(each, str) else self._unsplit(each) for each in command.words]
                 self._unset |= dict.fromkeys(name for field in fields for name in taken_as_unset(joined(field)))
-                self._end(holds(fields, self._text_of), command.text)
+                try:
+                    self._end(holds(fields, self._text_of), command.text)
+                except ValueError:
+                    raise UnreadableShell(command.line, f"`{command.text}`") from None
             case If():
                 yield from self._if(command)
             case For():
@@ -264,7 +272,8 @@ class ShellScript:
         """A function with its arguments, and the assignments before its name."""
         if len(self._scopes) >= _DEEPEST:
             raise UnreadableShell(command.line, f"the function `{words[0]}` within itself")
-        arguments, self._arguments = self._arguments, words[1:]
+        before = self._arguments, self._called
+        self._arguments, self._called = words[1:], False
         self._scopes.append({})
         for each in command.assignments:
             value = self._value_of(each)
@@ -276,10 +285,10 @@ class ShellScript:
         except _Leave as leave:
             if leave.exits:
                 raise
-        self._arguments = arguments
-        for name, before in self._scopes.pop().items():
+        self._arguments, self._called = before
+        for name, outer in self._scopes.pop().items():
             self._values.pop(name, None)
-            self._values |= {} if before is None else {name: before}
+            self._values |= {} if outer is None else {name: outer}
 
     def _end(self, value: bool | int | None, text: str = "") -> None:
         """The end of a command: True or False as a condition, its exit code, or None for what only a machine knows."""
@@ -304,7 +313,11 @@ class ShellScript:
                 self._unset |= dict.fromkeys(name for field in given for name in taken_as_unset(joined(field)))
                 if words[0] == "[" and words[-1] != "]":
                     return False
-                return holds(given[1 : len(given) - (words[0] == "[")])
+                given = given[1 : len(given) - (words[0] == "[")]
+                try:
+                    return holds(given) if given else False
+                except ValueError:  # as a shell, which says what it expects
+                    return False
             case ["shift", *count]:
                 if not re.fullmatch(r"[0-9]*", "".join(count[:1])):
                     raise UnreadableShell(command.line, f"`{command.text}`")
@@ -333,7 +346,7 @@ class ShellScript:
         while options and re.fullmatch(r"[-+].+", options[0]):
             option, *options = options
             if option == "--":
-                self._arguments = options
+                self._arguments, self._called = options, False
                 return
             names = option[1:].replace("o", "")
             if "o" in option and options:
@@ -344,7 +357,7 @@ class ShellScript:
                 raise UnreadableShell(command.line, f"`{command.text}`")
             self._errexit = option[0] == "-" if "e" in names else self._errexit
         if options:
-            self._arguments = options
+            self._arguments, self._called = options, False
 
     def _remove(self, command: Simple, name: str, function: bool) -> None:
         if not re.fullmatch(r"[\w.:-]+", name) or name in self._readonly:
@@ -486,12 +499,12 @@ class ShellScript:
         if name in ("@", "*"):
             return self._arguments, bool(self._arguments)
         if name == "#":
-            return [str(len(self._arguments))], True
+            return [self._count(part, self._arguments)], True
         if name == "?" and not self._assumed:
             return [str(self._code)], True
         if name.isdecimal() and int(name):
             given = self._arguments[int(name) - 1 : int(name)]
-            return given or [unknown(f"${name}")], bool(given)
+            return given or ([unknown(f"${name}")] if self._called else []), bool(given)
         if name in self._values:
             values = self._values[name]
             values = values if index in ("@", "*") else values[int(index or 0) : int(index or 0) + 1]
@@ -503,11 +516,15 @@ class ShellScript:
             return [], False
         return [unknown(part.text) if index else variable(name)], name in ALWAYS_SET
 
+    def _count(self, part: Parameter, values: Sequence[str]) -> str:
+        """The number of values; output of a command may be any number of them."""
+        return unknown(part.text) if any(UNKNOWN in each for each in values) else str(len(values))
+
     def _changed(self, part: Parameter, values: list[str]) -> list[str]:
         """The values without a piece, in small letters …; a mark where that is not known."""
         sign, of_all = part.sign, bool({part.name, part.index} & {"@", "*"})
         if sign == "length" and of_all:
-            return [str(len(values))]
+            return [self._count(part, values)]
         if sign == ":" and part.name == "@":
             first = integer(self._single(part.word), self._text_of)
             return [unknown(part.text)] if first is None or first < 1 else values[first - 1 :]
@@ -545,7 +562,7 @@ class ShellScript:
                 return unknown(part.text)
             case ["pwd"]:
                 return self._text_of("PWD")
-            case ["echo", *rest] if not "".join(rest[:1]).startswith("-"):
+            case ["echo", *rest] if not re.match(r"-[neE]+$", "".join(rest[:1])):
                 return " ".join(rest).rstrip("\n")
             case ["basename", path] if UNKNOWN not in path and not path.startswith("-"):
                 name = path.rstrip("/").rpartition("/")[2]

@@ -112,6 +112,7 @@ class Simple:
 class Test:
     """`[[ … ]]`: its words, and its signs `!`, `&&` and `||`."""
 
+    line: int
     text: str
     words: tuple[Word | str, ...]
 
@@ -396,7 +397,7 @@ class Parser:
             if not words[-1] or self._peek(2) == "=~":
                 raise self.refused(f"`{self._peek(2).strip()}` in a condition")
         self._expect("]]", "[[", start)
-        return Test(" ".join(self._text[start : self._at].split()), tuple(words))
+        return Test(self._line(start), " ".join(self._text[start : self._at].split()), tuple(words))
 
     # words
 
@@ -453,8 +454,8 @@ class Parser:
     def _home(self, ends: str) -> Part:
         found = re.compile(r"~([\w.+-]*)").match(self._text, self._at)
         assert found is not None
-        if found[1]:
-            raise self.refused(f"`{found[0]}`")
+        if found[1] and self._text[found.end() : found.end() + 1] == "/":
+            raise self.refused(f"`{found[0]}/`")
         self._at += 1
         follows = self._peek()
         is_home = not follows or follows in "/:" or follows in ends
