@@ -1,7 +1,8 @@
+# ruff: noqa: E501 - a choice of texts on a line
 """Random shell programs out of what veRL's scripts are written in, and what bash makes of them.
 
-`test_import_verl.py` and `benchmarks/shell_programs.py` share it. A program calls `run`, which prints its words. Bash is
-the judge: it has no variables of the environment but HOME and PATH, and no commands but its own.
+`test_import_verl.py` and `benchmarks/shell_programs.py` share it. A program calls `run`, which prints its words. Bash
+is the judge: it has no variables of the environment but HOME and PATH, and no commands but its own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Program:
         name = self.one(*NAMES)
         inner = self.one(
             name, name, f"{name}:-{self.default()}", f"U:-{self.default()}", f"U-{self.default()}", f"{name}:+y",
-            f"U:+y", f"V:={self.one(*NAMES)}", f"{name}##*/", f"{name}%%_*", f"{name}#{self.one('[0-9]', '?', '*a', chr(34) + '*' + chr(34))}",
+            "U:+y", f"V:={self.one(*NAMES)}", f"{name}##*/", f"{name}%%_*", f"{name}#{self.one('[0-9]', '?', '*a', chr(34) + '*' + chr(34))}",
             f"{name}%{self.one('.*', 'b', '[a-z]', '?')}", f"{name},,", f"{name}^^", f"{name}//{self.one('a', '/', '?')}/{self.one('z', '', '_')}",
             f"#{name}", "#aarr[@]", "aarr[@]", "aarr[*]", "barr[0]", "barr[1]", "barr", "1", "2", "@", "*", "#", "@:2", "1:-d", "7:-d",
         )  # fmt: skip
@@ -91,7 +92,7 @@ class Program:
             f"[ {one} = {other} ]", f"[ {one} != {other} ]", f"[ -n {one} ]", f"[ -z {one} ]", f"[ ! -z {one} ]", f"[ ${name} = 1 ]",
             f"test {one} = 8", f"[ {one} = 8 -o -n {one} ]", f"[ {one} = 8 -a -n {one} ]", "[ $# -gt 2 ]", f"[ {one} -eq 8 ]",
             f"[[ ${name} == {self.pattern()} ]]", f"[[ {one} != {self.pattern()} ]]", f"[[ -n {one} && ${name} == {self.pattern()} ]]",
-            f"[[ -z ${name} || ! {one} == 8 ]]", f"[[ $# -ge 3 ]]", f"[[ ${name} ]]", "true", "false", "asks", f"[ ${name} ]", "! false",
+            f"[[ -z ${name} || ! {one} == 8 ]]", "[[ $# -ge 3 ]]", f"[[ ${name} ]]", "true", "false", "asks", f"[ ${name} ]", "! false",
         )  # fmt: skip
         return self.one(
             single, single, f"{single} && {self.one('true', 'false', f'[ -n {one} ]')}", f"{single} || true"

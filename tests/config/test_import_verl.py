@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from config.shell_programs import ARGUMENTS, Program, bash_words, misread
+from config.shell_programs import Program, bash_words, misread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,20 +78,23 @@ PROGRAMS = [
     "run a\nexit 0\nrun b",
     "f() { for i in 1 2; do run $i; exit 1; done; }\nf\nrun b",
     "cat > /dev/null <<'EOF' | cat\nfor (\nEOF\nrun a <<< b\ncat <<-A > /dev/null; run c\nno\n\tA\nrun d",
-    'is() { [ "$1" = a ] && return 0; return 1; }\nsame() { is $1; return $?; }\nfor v in a b; do\n same $v && run $v\ndone',
-    'f() {\n : "}" # }\n : <<E\n}\nisn\'t } done\nE\n run f\n}\nf\ncase a in\n "a|)"|\')\') run no ;;\n a) : "esac ;;" # ;; isn\'t\n'
+    'is() { [ "$1" = a ] && return 0; return 1; }\nsame() { is $1; return $?; }\n'
+    "for v in a b; do\n same $v && run $v\ndone",
+    'f() {\n : "}" # }\n : <<E\n}\nisn\'t } done\nE\n run f\n}\nf\n'
+    'case a in\n "a|)"|\')\') run no ;;\n a) : "esac ;;" # ;; isn\'t\n'
     " run a; b=esac; : go esac ;;\n *) run no;; esac\nrun $b",
     'n=1\ngo() { run $n "$m"; n=4; }\nn=2 m="a b" go\nrun $n ${m:-none}',
     "set -e\n! true\nif false; then run a; fi\nfalse || run b\nf() { false; run c; }\nf && run d\nfalse\nrun e",
     "set -e\nf() { false && true; }\nfor i in 1; do false && true; done\nrun a\nf\nrun b",
-    'go() {\n  run $1\n}\nif go x; then run yes; fi\nif ! false && { run y; }; then ( a=1; exit 1 ) || run "${a:-no}"; fi',
-    "a=b x=3\nx=4 run $x &\n{ b=1; } & wait\nrun ${b-none} ${#a} $((010 + 1)) $((x--))",
-]
+    'go() {\n  run $1\n}\nif go x; then run yes; fi\n'
+    'if ! false && { run y; }; then ( a=1; exit 1 ) || run "${a:-no}"; fi',
+    "a=b x=3\nx=4 run $x &\n{ b=1; } & wait\nrun ${b-none} ${#a}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PROGRAMS)
 def test_commands_are_those_that_bash_runs(text: str) -> None:
-    assert misread(text) in ("", None) and ShellScript(text, ARGUMENTS).commands()
+    assert misread(text) == ""
 
 
 def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
         ("a[1]=x", "`a[1]=`"),
         ("mapfile -t x < f", "`mapfile`"),
         ("declare -A m=(a b)", "declare -A"),
-        ("[[ a =~ b ]]", "`=~`"),
+        ("[[ a =~ b ]]", "[[ a =~ b ]]"),
         ("diff <(a) b", "`<(`"),
         ("IFS=,", "`IFS=`"),
         ("readonly a=1; a=2", "`a=`"),

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from trinity_core.config.import_verl import shell_syntax as syntax
 from trinity_core.config.import_verl.conditions import (
     ALWAYS_SET,
     END,
@@ -31,29 +33,8 @@ from trinity_core.config.import_verl.conditions import (
     taken_as_unset,
     unknown,
     variable,
-)
-from trinity_core.config.import_verl.shell_syntax import (
-    DECLARE,
-    Assignment,
-    Case,
-    Chain,
-    Command,
-    For,
-    Function,
-    Group,
-    If,
-    Output,
-    Parameter,
-    Parser,
-    Pipeline,
-    Quoted,
-    Simple,
-    Sum,
-    Test,
-    Text,
-    UnreadableShell,
-    Word,
-)
+)  # fmt: skip
+from trinity_core.config.import_verl.shell_syntax import Assignment, Chain, Command, Parameter, UnreadableShell, Word
 
 _TOKEN = re.compile(
     f"{UNKNOWN}.*?{END}|{VARIABLE}.*?{END}|[ \t\n]+|[^ \t\n{UNKNOWN}{VARIABLE}]+|[{UNKNOWN}{VARIABLE}]", re.DOTALL
@@ -72,6 +53,8 @@ _DEEPEST = 40
 Kind = Literal["quoted", "literal", "value", "break"]
 """Of a piece of an expanded word: a value is split, and only quoted text holds no pattern; a break ends the word."""
 
+_EMPTY: list[tuple[str, Kind]] = [("", "quoted")]
+
 
 @dataclass(frozen=True)
 class ShellCommand:
@@ -83,7 +66,7 @@ class ShellCommand:
     """Its words, expanded."""
 
 
-class _Leave(Exception):  # noqa: N818 - the flow of the script, no error
+class _Leave(Exception):
     """`exit`, or `return` of a function."""
 
     def __init__(self, exits: bool) -> None:
@@ -125,7 +108,7 @@ class ShellScript:
 
     def commands(self) -> Iterator[ShellCommand]:
         """Each command other than an assignment, in the order in which they are run. Raises UnreadableShell."""
-        tree = Parser(self._text).script()
+        tree = syntax.Parser(self._text).script()
         try:
             yield from self._run(tree)
         except _Leave:
@@ -146,16 +129,13 @@ class ShellScript:
         for sign, pipeline in chain.items:
             if sign and (self._code == 0) is not (sign == "&&"):
                 continue
-            self._guarded = guarded or pipeline is not last or pipeline.negated
+            self._guarded = is_guarded = guarded or pipeline is not last or pipeline.negated
             yield from self._pipeline(pipeline)
-            command = pipeline.commands[-1]
-            compound = isinstance(command, If | For | Case) or (isinstance(command, Group) and not command.isolated)
-            compound = compound and len(pipeline.commands) == 1
-            if self._errexit and self._code and not (self._guarded or self._assumed or compound):
+            if self._errexit and self._code and not (is_guarded or self._assumed or _is_compound(pipeline)):
                 raise _Leave(exits=True)
         self._guarded = guarded
 
-    def _pipeline(self, pipeline: Pipeline) -> Iterator[ShellCommand]:
+    def _pipeline(self, pipeline: syntax.Pipeline) -> Iterator[ShellCommand]:
         codes = []
         for command in pipeline.commands:
             run = self._command(command)
@@ -170,38 +150,38 @@ class ShellScript:
         """Commands of a subshell, which changes nothing outside of itself."""
         kept = self._values.copy(), self._functions.copy(), self._arguments, self._called
         flags = self._asks, self._guarded, self._errexit, self._pipefail
-        try:
+        depth = len(self._scopes)
+        with suppress(_Leave):
             yield from commands
-        except _Leave:
-            pass
+        del self._scopes[depth:]
         self._values, self._functions, self._arguments, self._called = kept
         self._asks, self._guarded, self._errexit, self._pipefail = flags
 
     def _command(self, command: Command) -> Iterator[ShellCommand]:
         match command:
-            case Simple():
+            case syntax.Simple():
                 yield from self._simple(command)
-            case Test():
+            case syntax.Test():
                 fields = [[(each, True)] if isinstance(each, str) else self._unsplit(each) for each in command.words]
                 self._unset |= dict.fromkeys(name for field in fields for name in taken_as_unset(joined(field)))
                 try:
                     self._end(holds(fields, self._text_of), command.text)
                 except ValueError:
                     raise UnreadableShell(command.line, f"`{command.text}`") from None
-            case If():
+            case syntax.If():
                 yield from self._if(command)
-            case For():
+            case syntax.For():
                 yield from self._for(command)
-            case Case():
+            case syntax.Case():
                 yield from self._case(command)
-            case Function():
+            case syntax.Function():
                 self._functions[command.name] = command.body
                 self._end(0)
-            case Group():
+            case syntax.Group():
                 body = self._run(command.body)
                 yield from self._isolated(body) if command.isolated else body
 
-    def _if(self, command: If) -> Iterator[ShellCommand]:
+    def _if(self, command: syntax.If) -> Iterator[ShellCommand]:
         for condition, body in command.branches:
             before = self._asks, self._guarded
             self._asks = self._guarded = True
@@ -213,7 +193,7 @@ class ShellScript:
                 return
         self._end(0)
 
-    def _for(self, command: For) -> Iterator[ShellCommand]:
+    def _for(self, command: syntax.For) -> Iterator[ShellCommand]:
         fields = self._without_unset([field for word in command.words for field in self._fields(word)])
         globs = (re.search(r"[*?\[]", text) for field in fields for text, quoted in field if not quoted)
         if any(globs) or any(UNKNOWN in text for field in fields for text, _ in field):
@@ -224,20 +204,20 @@ class ShellScript:
             self._assign(command.line, command.name, [joined(field)])
             yield from self._run(command.body)
 
-    def _case(self, command: Case) -> Iterator[ShellCommand]:
+    def _case(self, command: syntax.Case) -> Iterator[ShellCommand]:
         word = self._single(command.word)
         self._unset |= dict.fromkeys(taken_as_unset(word))
         self._end(0)
         for text, patterns, body in command.clauses:
             for each in patterns:
-                known = pattern(self._unsplit(each)) if each == (Text("*"),) or plain(word) is not None else None
+                known = pattern(self._unsplit(each)) if each == (syntax.Text("*"),) or plain(word) is not None else None
                 if known is None:
                     self._failed[text] = None
                 elif known.fullmatch(plain(word) or ""):
                     yield from self._run(body)
                     return
 
-    def _simple(self, command: Simple) -> Iterator[ShellCommand]:
+    def _simple(self, command: syntax.Simple) -> Iterator[ShellCommand]:
         declared = [
             (each, self._value_of(each)) if isinstance(each, Assignment) else [*self._fields(each)]
             for each in command.words
@@ -256,7 +236,7 @@ class ShellScript:
             return
         for each in command.assignments:
             self._value_of(each)
-        if words[0] in DECLARE:
+        if words[0] in syntax.DECLARE:
             self._declare(command, words, [each for each in declared if isinstance(each, tuple)])
         else:
             value = self._builtin(command, words, fields)
@@ -268,11 +248,11 @@ class ShellScript:
         if words[0] == "exit" or (words[0] == "return" and self._scopes) or (words[0] == "exec" and len(words) > 1):
             raise _Leave(exits=words[0] != "return")
 
-    def _call(self, command: Simple, words: list[str]) -> Iterator[ShellCommand]:
+    def _call(self, command: syntax.Simple, words: list[str]) -> Iterator[ShellCommand]:
         """A function with its arguments, and the assignments before its name."""
         if len(self._scopes) >= _DEEPEST:
             raise UnreadableShell(command.line, f"the function `{words[0]}` within itself")
-        before = self._arguments, self._called
+        before = self._arguments, self._called, self._asks
         self._arguments, self._called = words[1:], False
         self._scopes.append({})
         for each in command.assignments:
@@ -285,7 +265,7 @@ class ShellScript:
         except _Leave as leave:
             if leave.exits:
                 raise
-        self._arguments, self._called = before
+        self._arguments, self._called, self._asks = before
         for name, outer in self._scopes.pop().items():
             self._values.pop(name, None)
             self._values |= {} if outer is None else {name: outer}
@@ -297,7 +277,7 @@ class ShellScript:
         if value is None:
             self._failed[" ".join(text.split())] = None
 
-    def _builtin(self, command: Simple, words: list[str], fields: list[Field]) -> bool | int | None:
+    def _builtin(self, command: syntax.Simple, words: list[str], fields: list[Field]) -> bool | int | None:
         """The outcome of a command of the shell, or of another one."""
         match words:
             case ["false", *_]:
@@ -342,7 +322,7 @@ class ShellScript:
                 raise UnreadableShell(command.line, f"`{' '.join(words[:2] if name == 'printf' else words[:1])}`")
         return None if self._asks and words[0] not in ("true", ":", "set", "unset") else True
 
-    def _set(self, command: Simple, options: list[str]) -> None:
+    def _set(self, command: syntax.Simple, options: list[str]) -> None:
         while options and re.fullmatch(r"[-+].+", options[0]):
             option, *options = options
             if option == "--":
@@ -359,7 +339,7 @@ class ShellScript:
         if options:
             self._arguments, self._called = options, False
 
-    def _remove(self, command: Simple, name: str, function: bool) -> None:
+    def _remove(self, command: syntax.Simple, name: str, function: bool) -> None:
         if not re.fullmatch(r"[\w.:-]+", name) or name in self._readonly:
             raise UnreadableShell(command.line, f"`{command.text}`")
         if function or name not in self._values:
@@ -369,7 +349,7 @@ class ShellScript:
 
     # variables
 
-    def _declare(self, command: Simple, words: list[str], assigned: list[tuple[Assignment, list[str]]]) -> None:
+    def _declare(self, command: syntax.Simple, words: list[str], assigned: list[tuple[Assignment, list[str]]]) -> None:
         """`export`, `local`, `declare` and the like."""
         options, names = [w for w in words[1:] if w[:1] in "-+"], [w for w in words[1:] if w[:1] not in "-+"]
         flags = set("".join(options)) - set("-+")
@@ -449,16 +429,16 @@ class ShellScript:
         """What a word expands to; its characters without quotes are of `kind`."""
         for part in word:
             match part:
-                case Text(text, own):
+                case syntax.Text(text, own):
                     yield text, "quoted" if quoted or own else kind
-                case Quoted(parts):
+                case syntax.Quoted(parts):
                     inner = list(self._pieces(parts, True))
-                    yield from inner if inner or parts else [("", "quoted")]
+                    yield from inner if inner or parts else _EMPTY
                 case Parameter():
                     yield from self._parameter(part, quoted)
-                case Output():
+                case syntax.Output():
                     yield self._output(part), "quoted" if quoted else "value"
-                case Sum():
+                case syntax.Sum():
                     number = integer(self._single(part.parts), self._text_of)
                     yield unknown(part.text) if number is None else str(number), "quoted" if quoted else "value"
 
@@ -479,7 +459,7 @@ class ShellScript:
                 self._assign(0, part.name, values)
             elif is_null is (sign == "-") and sign in "-+":
                 inner = list(self._pieces(part.word, quoted, "value"))
-                yield from inner if inner or not quoted else [("", "quoted")]
+                yield from inner if inner or not quoted else _EMPTY
                 return
             elif sign == "+":
                 values = [""]
@@ -490,7 +470,8 @@ class ShellScript:
         elif not all_values:
             values = values[:1] or [""]
         for place, value in enumerate(values):
-            yield from [("", "break")] if place else []
+            if place:
+                yield "", "break"
             yield value, "quoted" if quoted else "value"
 
     def _value_at(self, part: Parameter) -> tuple[list[str], bool]:
@@ -529,34 +510,28 @@ class ShellScript:
             first = integer(self._single(part.word), self._text_of)
             return [unknown(part.text)] if first is None or first < 1 else values[first - 1 :]
         word, other = self._unsplit(part.word), self._single(part.replacement)
-        is_plain = all(isinstance(each, Text | Parameter) for each in part.replacement)
+        is_plain = all(isinstance(each, syntax.Text | Parameter) for each in part.replacement)
         changed = (_changed(each, sign, word, other if is_plain else UNKNOWN) for each in values)
         return [unknown(part.text) if each is None else each for each in changed]
 
-    def _output(self, part: Output) -> str:
+    def _output(self, part: syntax.Output) -> str:
         """What a command in `$(…)` prints: known of `echo`, `pwd` and `basename`, which only look at texts.
 
         Of `… && echo A || echo B`, which asks the machine for something special, it is B.
         """
         items = part.body[0].items if len(part.body) == 1 else ()
         commands = [pipeline.commands[0] for _, pipeline in items if len(pipeline.commands) == 1]
-        simple = [each for each in commands if isinstance(each, Simple)]
-        if [sign for sign, _ in items] == ["", "&&", "||"] and len(simple) == 3:
-            if all(each.words[:1] == ((Text("echo"),),) for each in simple[1:]):
-                self._failed[" ".join(simple[0].text.split())] = None
-                simple = simple[2:]
-        values = self._values.copy()
-        words = (
-            [
-                joined(field)
-                for each in simple[0].words
-                if not isinstance(each, Assignment)
-                for field in self._fields(each)
-            ]
-            if len(simple) == 1 and len(items) in (1, 3)
-            else []
-        )
-        self._values = values
+        simple = [each for each in commands if isinstance(each, syntax.Simple)]
+        asks = [sign for sign, _ in items] == ["", "&&", "||"] and len(simple) == 3
+        if asks and all(each.words[:1] == ((syntax.Text("echo"),),) for each in simple[1:]):
+            self._failed[" ".join(simple[0].text.split())] = None
+            items, simple = items[2:], simple[2:]
+        words: list[str] = []
+        if len(simple) == len(items) == 1:
+            values = self._values.copy()
+            arguments = [each for each in simple[0].words if not isinstance(each, Assignment)]
+            words = [joined(field) for each in arguments for field in self._fields(each)]
+            self._values = values
         match words:
             case [name, *_] if name in self._functions:
                 return unknown(part.text)
@@ -568,6 +543,13 @@ class ShellScript:
                 name = path.rstrip("/").rpartition("/")[2]
                 return name if name and VARIABLE not in name else unknown(part.text)
         return unknown(part.text)
+
+
+def _is_compound(pipeline: syntax.Pipeline) -> bool:
+    """Whether a pipeline is one command that only fails if a command in it does, which `set -e` has judged by then."""
+    [*others, last] = pipeline.commands
+    is_group = isinstance(last, syntax.Group) and not last.isolated
+    return not others and (is_group or isinstance(last, syntax.If | syntax.For | syntax.Case))
 
 
 def _is_known(value: str) -> bool:

@@ -6,6 +6,7 @@ Whatever decides what is run and is not in this tree (`while`, `((…))`, `{1..3
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -249,11 +250,13 @@ class Parser:
             self._at = function.end()
             self._lines()
             return Function(function[1] or function[2], self._command())
-        reader = {"if": self._if, "for": self._for, "case": self._case, "[[": self._test, "{": self._group}.get(word)
+        readers: dict[str, Callable[[int], Command]]
+        readers = {"if": self._if, "for": self._for, "case": self._case, "[[": self._test, "{": self._group}
+        reader = readers.get(word)
         if reader is None and self._peek() != "(":
             return self._simple()
         self._at += len(word) if reader else 1
-        command: Command = reader(start) if reader else self._group(start)
+        command: Command = (reader or self._group)(start)
         while self._blank() or self._redirection() is not None:
             pass
         return command
@@ -332,7 +335,8 @@ class Parser:
         self._at += len(word)
 
     def _simple(self) -> Simple:
-        start, assignments, redirected = self._at, [], []
+        start, redirected = self._at, []
+        assignments: list[Assignment] = []
         words: list[Word | Assignment] = []
         while True:
             self._blank()
@@ -346,8 +350,10 @@ class Parser:
             assigned = _ASSIGNED.match(self._text, self._at) if declares or not words else None
             if not words and (element := _ELEMENT.match(self._text, self._at)):
                 raise self.refused(f"`{element[1]}=`")
-            if assigned:
-                (words if declares else assignments).append(self._assignment(assigned))
+            if assigned and declares:
+                words.append(self._assignment(assigned))
+            elif assigned:
+                assignments.append(self._assignment(assigned))
             else:
                 words.append(self._argument())
         if not (words or assignments or redirected):
@@ -544,7 +550,7 @@ class Parser:
         """`${…}`."""
         start, found = self._at, _PARAMETER.match(self._text, self._at)
         self._at = found.end() if found else start + 2
-        if found and found[2] == "#" and self._peek() != "}" or (found and found[1] and self._peek() != "}"):
+        if found and (found[1] or found[2] == "#") and self._peek() != "}":
             found, self._at = None, start + 2
         word: Word = ()
         replacement: Word = ()
