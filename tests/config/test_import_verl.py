@@ -56,12 +56,12 @@ def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
     assert [found for found in commands if found[0] == "run"] == [words]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_programs_are_read_as_bash_runs_them(seed: int) -> None:
     """`benchmarks/shell_programs.py` makes more of them."""
-    outcomes = [misread_or_refused(Program(number).text()) for number in range(seed * 25, seed * 25 + 25)]
+    outcomes = [misread_or_refused(Program(number).text()) for number in range(seed * 30, seed * 30 + 30)]
     assert not [outcome for outcome in outcomes if outcome], "\n\n".join(filter(None, outcomes))
-    assert outcomes.count("") > 12, "few of the programs are read and need no assumption"
+    assert outcomes.count("") > 15, "few of the programs are read and need no assumption"
 
 
 def misread_or_refused(text: str) -> str | None:
@@ -86,8 +86,8 @@ PROGRAMS = [
     'n=1\ngo() { run $n "$m"; n=4; }\nn=2 m="a b" go\nrun $n ${m:-none}',
     "set -e\n! true\nif false; then run a; fi\nfalse || run b\nf() { false; run c; }\nf && run d\nfalse\nrun e",
     "set -e\nf() { false && true; }\nfor i in 1; do false && true; done\nrun a\nf\nrun b",
-    'go() {\n  run $1\n}\nif go x; then run yes; fi\n'
-    'if ! false && { run y; }; then ( a=1; exit 1 ) || run "${a:-no}"; fi',
+    'go() {\n  [ "$1" = x ]\n}\nif go x; then run yes; fi\n'
+    'if ! false && { true; }; then ( a=1; exit 1 ) || run "${a:-no}"; fi',
     "a=b x=3\nx=4 run $x &\n{ b=1; } & wait\nrun ${b-none} ${#a}",
 ]  # fmt: skip
 
