@@ -20,7 +20,7 @@ from measured import make_tiny
 from training_part import our_step, rollouts
 
 LIMIT = 1.6
-BUSY = "while True: pass"
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 OTHER = "BUSY_PROCESS"
 """The variable that holds its id."""
 
