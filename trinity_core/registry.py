@@ -32,7 +32,7 @@ HOMES = {
     "algorithm.entropy_loss_fn": "trinity_core.algorithms.entropy:ENTROPY_LOSSES",
     "algorithm.loss_agg_mode": "trinity_core.algorithms.aggregation:AGGREGATIONS",
     "algorithm.sample_strategy": "trinity_core.store.strategies:STRATEGIES",
-    "replay_buffer.priority_fn": "trinity_core.store.priorities:PRIORITY_FNS",
+    "replay_buffer.priority_fn": "trinity_core.store.strategies:PRIORITY_FNS",
     "algorithm.rollout_correction": "trinity_core.algorithms.correction:CORRECTIONS",
     "monitor.monitor_type": "trinity_core.tracking.monitors:MONITORS",
     "default_workflow_type": "trinity_core.workflows:WORKFLOWS",

@@ -622,7 +622,7 @@ def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
 
 
 def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
-    monkeypatch.setattr("trinity_core.rollout.dynamic_sampling.OPERATOR_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.rollout.step_source.OPERATOR_SECONDS", 0.1)
     enough = threading.Event()
 
     @OPERATORS.register("endless")

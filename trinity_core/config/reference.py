@@ -141,7 +141,7 @@ def value_text(setting: Setting) -> str:
     if setting.choices or setting.names:
         return ", ".join(f"`{choice}`" for choice in setting.choices or setting.names)
     words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
-    text = "text or list" if setting.typed.takes_text_or_list else words.get(setting.kind, "keys and values")
+    text = "text or list" if setting.takes_text_or_list else words.get(setting.kind, "keys and values")
     bounds = f", {setting.bounds}" if setting.bounds else ""
     unit = f" of {setting.unit}" if setting.unit else ""
     return f"{text}{unit}{bounds}"

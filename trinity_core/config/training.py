@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trinity_core.config.schema import Config, OptimizerConfig
-from trinity_core.config.schema.trainer_keys import LearnerKeys
+from trinity_core.config.schema.trainer import LearnerKeys
 from trinity_core.config.schema.verl import CriticKeys
 from trinity_core.config.types import Args
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.files import write_json
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded, write_json
 
 GENERATION = "generation_config.json"
 

@@ -14,11 +14,11 @@ from typing import Any, TypeGuard, TypeVar
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Finding, Report
+from trinity_core.config.paths import uses_pipeline
 from trinity_core.config.rules.explorer import is_http
 from trinity_core.config.rules.tasks import INPUT, eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.monitor import DataJuicerConfig
-from trinity_core.config.task_output import uses_pipeline
 from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines import operators, shaping

@@ -13,7 +13,7 @@ import httpx
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError
 from trinity_core.errors import InputError, TransientFault, TrinityError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.config.paths import output_root, reads_output, uses_pipeline
 from trinity_core.config.schema.buffer import TasksetConfig
-from trinity_core.config.task_output import output_root, reads_output, uses_pipeline
 from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate, made_operator
 from trinity_core.pipelines.tasks.models import TaskModels, own_model
