@@ -34,14 +34,24 @@ def stores_of(
 
 def open_store(folder: Path, url: str) -> Database:
     """The store at `url` of the run in `folder`: nothing can be changed through it."""
-    namespace = _namespace(folder, namespaces(url))
+    namespace = _namespace(folder, namespaces(url), url)
     return Database(url, tables(namespace), namespace, read_only=True)
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """The folder itself if it is a run's, else those of the stages of its pipeline, which lie beside it."""
-    recorded = read_json(JobLayout(folder).stages) or {}
-    return [folder.with_name(name) for name in recorded.values()] or [folder]
+    """The folder itself if it is a run's, else those of the stages of its pipeline, which lie beside it.
+
+    A pipeline's folder may hold a store too, without rollouts: evaluations of older releases made one. The pipeline
+    records its stages' folders at its start. One of an older release names them in its summary; before that, all
+    folders named after it count.
+    """
+    if any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
+        return [folder]
+    named = (read_json(folder / "summary.json") or {}).get("steps")
+    usual = {stage: f"{folder.name}_{stage}" for stage in named} if isinstance(named, dict) else {}
+    if stages := usual | (read_json(JobLayout(folder).stages) or {}):
+        return [folder.with_name(name) for name in stages.values()]
+    return [folder] if _sqlite(folder) else sorted(folder.parent.glob(f"{folder.name}_*"))
 
 
 def _sqlite(folder: Path) -> str | None:
@@ -70,9 +80,15 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
     return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}
 
 
-def _namespace(folder: Path, known: Sequence[str]) -> str:
-    """The run's name in a database, as its folder says."""
+def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
+    """The run's name in a database, as its folder says.
+
+    In the folder of an older release, which says nothing: the folder's path, or the only name (it may have been moved).
+    """
     identity = read_identity(folder)
     if identity is not None and identity.namespace in known:
         return identity.namespace
+    mine = [] if identity else [name for name in known if name and Path(name).resolve() == folder]
+    if mine or (identity is None and len(known) == 1 and url.startswith("sqlite")):
+        return (mine or list(known))[0]
     raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")

@@ -16,7 +16,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import one_at_a_time
-from trinity_core.store.database import parsed_url
+from trinity_core.store.database import namespaces, parsed_url
 from trinity_core.store.store import ExperienceStore
 
 LOCK = ".identity.lock"
@@ -29,7 +29,7 @@ class Identity:
     id: str
     """Unique to the run."""
     namespace: str
-    """Of its tables in the store's database."""
+    """Of its tables in the store's database. A run of an older release has its folder's path there."""
     folder: str
     """Where the folder was when the run was last started, links resolved."""
     inode: int
@@ -115,4 +115,22 @@ def _branched(known: Identity, config: Config) -> Identity:
 
 def _first(config: Config) -> Identity:
     new = uuid4().hex
-    return Identity(new, f"{new}/{config.project}/{config.name}", "", 0)
+    adopted = _of_older_release(config)
+    namespace = f"{new}/{config.project}/{config.name}" if adopted is None else adopted
+    return Identity(new, namespace, "", 0)
+
+
+def _of_older_release(config: Config) -> str | None:
+    """The namespace that an older release gave to the run in this folder, if there was one."""
+    folder = config.job_dir
+    if config.is_supervised or not JobLayout(folder).buffer.is_dir():
+        return None
+    url = store_url(config)
+    parsed = parsed_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+        return None
+    known = namespaces(url)
+    mine = [name for name in known if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()]
+    if not mine and len(known) == 1 and is_own_file(url, folder):
+        mine = known  # the folder was moved
+    return mine[0] if mine else None
