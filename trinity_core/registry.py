@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import InputError, TrinityError, closest
 from trinity_core.signatures import arguments_model
-from trinity_core.spelling import closest
 
 T = TypeVar("T")
 

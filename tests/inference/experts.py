@@ -19,7 +19,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
 TOKENS = (3, 14, 15, 92, 65, 35)

@@ -14,8 +14,7 @@ from typing import Any
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import Config
-from trinity_core.errors import TrinityError
-from trinity_core.spelling import closest
+from trinity_core.errors import TrinityError, closest
 
 WIDTH = 100
 """Columns of the text for a terminal."""

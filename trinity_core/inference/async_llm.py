@@ -19,8 +19,7 @@ from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
-from trinity_core.sync.methods import open_versions
-from trinity_core.sync.versions import VersionGone
+from trinity_core.sync.versions import VersionGone, open_versions
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:

@@ -197,7 +197,7 @@ class WeightSource:
 
     def newest(self) -> int | None:
         """The newest published version; None if none is, or for a folder."""
-        from trinity_core.sync.methods import open_versions
+        from trinity_core.sync.versions import open_versions
 
         return open_versions(self.method, self.path).latest() if self.method in SYNC_METHODS else None
 

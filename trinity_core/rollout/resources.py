@@ -44,8 +44,7 @@ from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps,
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.methods import run_versions
-from trinity_core.sync.versions import WeightVersions
+from trinity_core.sync.versions import WeightVersions, run_versions
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
 from trinity_core.workflows.rewards.models import ModelRewards
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trinity_core.checkpoints.manifest import digest
+from trinity_core.checkpoints.commit import digest
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
 from trinity_core.config.paths import uses_pipeline
 from trinity_core.data.files import data_files, is_local

@@ -34,8 +34,8 @@ from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.store.run_store import identify, open_run_store
-from trinity_core.sync.methods import run_versions
 from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.versions import run_versions
 from trinity_core.tracking import rewind
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from trinity_core.errors import DataError, TransientFault, WeightSyncError
+from trinity_core.config import Config
+from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
@@ -293,3 +296,23 @@ class VersionPublisher:
 
     def _held(self) -> Mapping[str, TensorDigest]:
         return self._trainer.held() if self._trainer.rank == 0 or self._trainer.weights.gathers else {}
+
+
+def versions_class(method: str) -> type[WeightVersions]:
+    """The class that implements a `synchronizer.sync_method`. Raises `TrinityError` for an unknown name."""
+    if method not in SYNC_METHODS:
+        *others, last = SYNC_METHODS
+        raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}")
+    found = resolve_name(SYNC_METHODS[method].implementation)
+    assert isinstance(found, type) and issubclass(found, WeightVersions), SYNC_METHODS[method].implementation
+    return found
+
+
+def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
+    """The versions that the run in `job_dir` publishes by `method`. Nothing is read or written yet."""
+    return versions_class(method).open(Path(job_dir))
+
+
+def run_versions(config: Config) -> WeightVersions:
+    """The versions of the run that `config` (resolved) describes."""
+    return open_versions(config.synchronizer.sync_method, config.job_dir)

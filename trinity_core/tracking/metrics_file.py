@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -240,11 +240,6 @@ def parse(blob: bytes) -> Iterator[MetricLine]:
             continue
         numbers = {name: math.nan if value is None else value for name, value in entry["metrics"].items()}
         yield MetricLine(entry["step"], entry["source"], entry["time"], numbers, entry.get("made_with", ""))
-
-
-def as_dict(line: MetricLine) -> dict[str, object]:
-    """A line as JSON."""
-    return asdict(line)
 
 
 def _finite(value: float) -> float | None:

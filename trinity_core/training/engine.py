@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.config.schema import Config
+from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
-from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 CONTEXT_BYTES = 3 << 29
 """Of the GPU, what the trainer's process holds beside its tensors: CUDA's context, libraries and their workspaces."""

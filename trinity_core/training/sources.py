@@ -25,9 +25,8 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, all_is_dropped, describe_explorers
+from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, Stats, all_is_dropped, describe_explorers
 from trinity_core.store.run_store import open_run_store
-from trinity_core.store.stats import Stats
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
 from trinity_core.waits import Wait, poll

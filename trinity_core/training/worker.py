@@ -27,8 +27,8 @@ from trinity_core.imports import lean_imports
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
-from trinity_core.sync.methods import run_versions
 from trinity_core.sync.shared_gpu import SharedGpu
+from trinity_core.sync.versions import run_versions
 from trinity_core.tracking import metrics_file
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join, meeting_point, uses_gpu
@@ -101,7 +101,7 @@ class TrainerWorker:
 
     def remove_shared_weights(self) -> None:
         """Remove the weights published through this machine's shared memory, which are of no use after the run."""
-        from trinity_core.sync.methods import run_versions
+        from trinity_core.sync.versions import run_versions
 
         run_versions(self.config).remove()
 
