@@ -18,7 +18,7 @@ from trinity_core.config.paths import curated_folder, output_root, reads_output,
 from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
-from trinity_core.pipelines.tasks.configured import configured_pipeline
+from trinity_core.pipelines.tasks.curation import configured_pipeline
 from trinity_core.runtime.pipeline import finished
 from trinity_core.runtime.stage import Request, choose_stage
 from trinity_core.runtime.summary import write_summary

@@ -11,8 +11,7 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertPosition, ExpertSource
-from trinity_core.store.schema import State, Tables, in_queue, kept
-from trinity_core.store.statements import statements
+from trinity_core.store.schema import State, Tables, in_queue, kept, statements
 from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500

@@ -29,8 +29,7 @@ from trinity_core.store.expert import ExpertSource
 from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.presence import Contribution, Stats, TrainerPresence, stats_of
-from trinity_core.store.schema import EXPLORER, TRAINER, tables
-from trinity_core.store.statements import statements
+from trinity_core.store.schema import EXPLORER, TRAINER, statements, tables
 from trinity_core.store.strategies import Fifo, Strategy, whole_steps
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]

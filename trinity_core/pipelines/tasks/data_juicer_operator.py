@@ -9,8 +9,7 @@ from typing import Any
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
 from trinity_core.files import expanded
-from trinity_core.pipelines.data_juicer.client import Processes, Step, measured, steps_of
-from trinity_core.pipelines.data_juicer.experiences import PLACE
+from trinity_core.pipelines.data_juicer.client import PLACE, Processes, Step, measured, steps_of
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator
 
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
