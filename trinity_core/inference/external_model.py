@@ -163,20 +163,9 @@ class ExternalSession:
     budget: float = 800.0
     """Seconds for a request of a client with all its retries."""
 
-    @property
-    def api_key(self) -> str:
-        """The endpoint's key; any text where it has none, since clients insist on one."""
-        return self.key or NO_KEY
-
-    @property
-    def base_url(self) -> str:
-        """The endpoint's own address."""
-        return self.settings.base_url
-
-    @property
-    def model_name(self) -> str:
-        """The model's name at the endpoint."""
-        return self.settings.model_name
+    def __post_init__(self) -> None:
+        self.base_url, self.model_name = self.settings.base_url, self.settings.model_name
+        self.api_key = self.key or NO_KEY
 
     @cached_property
     def openai_client(self) -> OpenAI:
