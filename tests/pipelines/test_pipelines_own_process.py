@@ -10,7 +10,8 @@ import pytest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault
-from trinity_core.pipelines.operators import FailedGroup, OwnProcess
+from trinity_core.pipelines.operators import FailedGroup
+from trinity_core.pipelines.own_process import OwnProcess
 
 PLUGIN = """
 import os, signal
@@ -79,7 +80,7 @@ def test_a_process_that_dies_loses_no_experience(tmp_path: Path) -> None:
 
 
 def test_a_process_that_always_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_core.pipelines.operators.STARTS", 1)
+    monkeypatch.setattr("trinity_core.pipelines.own_process.STARTS", 1)
     operators = OwnProcess(configured(tmp_path, deaths=9))
     with pytest.raises(TransientFault, match=r"operators \(dies, picky\) ended with signal 9 \(SIGKILL\) in dies"):
         operators.run(rows(), lambda _: None)

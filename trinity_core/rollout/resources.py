@@ -36,7 +36,8 @@ from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
 from trinity_core.inference.tool_parsing import ToolCallReader, asks_template, parser_of
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
-from trinity_core.pipelines.operators import Operators, OwnProcess, pipeline
+from trinity_core.pipelines.operators import Operators, pipeline
+from trinity_core.pipelines.own_process import OwnProcess
 from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each

@@ -1,0 +1,122 @@
+"""Experience operators in a process of their own (`own_process`), so that what they compute holds up no explorer."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from trinity_core.children import CallFailed, NoAnswer, Worker
+from trinity_core.config import Config
+from trinity_core.data.experience import Experience, from_bytes, to_bytes
+from trinity_core.errors import TransientFault, TrinityError, on_failure
+from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
+from trinity_core.pipelines.operators import FailedGroup, pipeline
+from trinity_core.plugins import load_plugins
+
+log = logging.getLogger(__name__)
+
+STARTS = 3
+"""Times that a process is started for one step. One that dies loses nothing, as the experiences are still here."""
+
+
+class OwnProcess:
+    """As `Operators`. The process is started with the first experiences, and again with the next ones if it dies."""
+
+    def __init__(self, config: Config) -> None:
+        processed = config.data_processor.experience_pipeline
+        self.names = [operator.name for operator in processed.operators] if processed else []
+        self.running = ""
+        """The operator that was begun last in the present process."""
+        self._config = config
+        self._worker: Worker | None = None
+        self._closed = False
+
+    def run(
+        self, experiences: list[Experience], failed: Callable[[FailedGroup], object]
+    ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+        """See `OperatorPipeline.run`. Raises TransientFault if each of `STARTS` processes dies."""
+        data = to_bytes(experiences) if experiences else b""
+        for attempt in range(1, STARTS + 1):
+            try:
+                left, dropped, groups = self._run_there(data)
+            except NoAnswer as failure:
+                names, at = ", ".join(self.names), f" in {self.running}" if self.running else ""
+                death = f"the process of the experience operators ({names}) {failure}{at}"
+                if self._closed or attempt == STARTS:
+                    raise TransientFault(death) from None
+                log.warning("%s; it is started again, and given the step again", death)
+                continue
+            except CallFailed as failure:
+                kind = TransientFault if "TransientFault" in failure.kinds else TrinityError
+                raise kind(str(failure)) from None
+            for group in groups:
+                failed(FailedGroup(group["group"], group["operator"], TrinityError(group["error"])))
+            return left, dropped
+        raise AssertionError("one of the attempts returns or raises")
+
+    def close(self) -> None:
+        """End the process, also while another thread waits for it."""
+        self._closed = True
+        if self._worker is not None:
+            self._worker.kill()
+
+    def _run_there(self, data: bytes) -> tuple[list[Experience], dict[str, dict[str, int]], list[dict[str, str]]]:
+        """The experiences left, those dropped, and the groups that failed. The limit for a step is the caller's."""
+        worker = self._started()
+        worker.call("begin", data)
+        for place, name in enumerate(self.names):
+            self.running = name
+            worker.call("apply", place)
+        outcome, left = worker.call("outcome"), worker.call("left")
+        return from_bytes(left) if left else [], outcome["dropped"], outcome["failed"]
+
+    def _started(self) -> Worker:
+        if self._worker is None or not self._worker.alive:
+            self.running = ""
+            self._worker = Worker("trinity_core.pipelines.own_process:HostedOperators")
+            with on_failure(self._worker.kill):
+                self._worker.make({"plugin_dir": self._config.plugin_dir, "config": pickle.dumps(self._config)})
+        return self._worker
+
+
+class HostedOperators:
+    """The operators of a run, in the process of `OwnProcess`, with the experiences of the present step."""
+
+    def __init__(self, plugin_dir: str | None, config: bytes) -> None:
+        load_plugins(plugin_dir)  # before the configuration, which may hold arguments of plugins
+        loaded: Config = pickle.loads(config)  # noqa: S301 - the explorer's
+        self._data_juicer = open_data_juicer(loaded, serves_models=True)
+        processed = loaded.data_processor.experience_pipeline
+        self._operators = pipeline(processed.operators if processed else [], data_juicer_server=self._data_juicer)
+
+    def begin(self, experiences: bytes) -> None:
+        """Take the experiences of a step."""
+        self._experiences = from_bytes(experiences) if experiences else []
+        self._dropped: dict[str, dict[str, int]] = {}
+        self._failed: list[FailedGroup] = []
+
+    def apply(self, place: int) -> None:
+        """Run one operator. Raises its error if it fails for good, which is logged: the explorer has no traceback."""
+        with on_failure(partial(log.exception, "the experience operator '%s' fails", self._operators.names[place])):
+            self._experiences = self._operators.apply(place, self._experiences, self._failed.append, self._dropped)
+
+    def outcome(self) -> dict[str, Any]:
+        """What the operators dropped, and the groups with which they failed."""
+        failed = [{"group": each.group, "operator": each.operator, "error": _text(each.error)} for each in self._failed]
+        return {"dropped": self._dropped, "failed": failed}
+
+    def left(self) -> bytes:
+        """The experiences that the operators left."""
+        return to_bytes(self._experiences) if self._experiences else b""
+
+    def close(self) -> None:
+        """End what the operators have started."""
+        if isinstance(self._data_juicer, LocalDataJuicer):
+            self._data_juicer.close()
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
