@@ -1,46 +1,42 @@
 """Shell scripts, read and never run: the words of each command, with the values that the script itself gives.
 
-Covered is what veRL's examples are written in: variables and `${NAME:-default}`, arrays, quotes, comments, line
-continuations, positional arguments, `$((…))`, `if` with `[ … ]` or `[[ … ]]`, `&&` and `||`, `case`, `for … in …` and
-functions. A here-document is passed over. Whatever else decides what is run (`while`, subshells …) raises
-UnreadableShell.
+Covered is what veRL's examples are written in: variables, arrays, arguments, `${…}` and `$((…))`, `if`, `&&` and `||`,
+pipelines, `case`, `for … in …`, functions, groups and subshells. Whatever else decides what is run, or changes a
+variable in a way that is not followed (`while`, `mapfile`, `{1..3}` …), raises UnreadableShell.
 
 What only a running shell knows counts as false, failed, not set or without output, and `ShellScript.assumptions` says
 so. Within words a variable of the environment becomes a mark (`variable`), and the output of a command another
-(`unknown`).
+(`unknown`). That is why a real bash is not asked: without its machine it would give empty words in their place, and
+its commands would have to run to be known.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Self
 
-from trinity_core.config.import_verl.conditions import UNKNOWN, holds, plain, taken_as_unset, unknown
-from trinity_core.config.import_verl.shell_words import ASSIGNED, DECLARE, ShellWords, UnreadableShell
+from trinity_core.config.import_verl import shell_syntax as syntax
+from trinity_core.config.import_verl.conditions import (
+    UNKNOWN,
+    Field,
+    holds,
+    joined,
+    pattern,
+    plain,
+    taken_as_unset,
+    unknown,
+)  # fmt: skip
+from trinity_core.config.import_verl.shell_parser import Parser
+from trinity_core.config.import_verl.shell_syntax import Assignment, Chain, Command, UnreadableShell
+from trinity_core.config.import_verl.shell_words import ShellWords
 
-_BETWEEN = re.compile(r"(?:[ \t\n;]|\\\n|#[^\n]*|&(?!&))*")
-_JOIN = re.compile(r"(?:[ \t]|\\\n)*(&&|\|\|?)(?:[ \t\n]|\\\n|#[^\n]*)*")
-_KEYWORD = re.compile(r"(if|then|elif|else|fi)(?=[\s;&|]|$)")
-_FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*\{")
-_FOR = re.compile(r"for[ \t]+([A-Za-z_]\w*)[ \t]+in(?=[\s;])")
-_CASE = re.compile(r"case(?=[ \t])")
-_CASE_BODY = re.compile(r"(.*?)(;;&|;;|;&|(?<=[;\n&|)])[ \t]*(?=esac(?:[\s;&|)]|$))|\Z)", re.DOTALL)
-_HIDDEN = re.compile(
-    r"(?<!<)(<<-?[ \t]*([\"']?)(\w+)\2[^\n]*\n)(?:[^\n]*\n)*?[ \t]*\3(?=\n|\Z)"
-    r"|\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<![^\s;&|()])#[^\n]*",
-    re.DOTALL,
-)
-"""What holds no end of a command: a here-document, below its first line, quoted text, a comment."""
-_UNQUOTED = re.compile(r"\$(?:\{[^}]*\}|\(.*\)|[*?])", re.DOTALL)
-_BRACES = re.compile(r"\{[^\s{}]*(?:,|\.\.)[^\s{}]*\}")
-_LOOP = re.compile(r"(?:[;\n&|(){]|\b(?:do|then|else)(?=[ \t]))[ \t]*(for|while|until|select|done)(?=[\s;&|]|$)")
-"""A word that begins or ends a loop."""
-_NOT_READ = re.compile(r"(?:for|while|until|select|case|time|coproc|!|[{}])(?=\s|$)|\(\(|[()&|]|[\w-]+[ \t]*\(\)")
-"""What begins a command that is not followed."""
+_NOT_FOLLOWED = ("break", "continue", "getopts", "mapfile", "readarray", "let", "shopt", "enable", "alias")
+_FLAGS = "aehuvxbfmBCET"
+"""Options of `set` that change no word of the commands that are run."""
+_DEEPEST = 40
+"""Functions that call each other."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,12 @@ class ShellCommand:
     """Its words, expanded."""
 
 
-@dataclass
-class _If:
-    """An `if` that is open."""
+class _Leave(Exception):
+    """`exit`, or `return` of a function."""
 
-    outer: bool
-    """Whether it is run itself."""
-    live: bool
-    """Whether the commands here are run."""
-    taken: bool = False
-    """Whether a branch was run."""
-    asks: bool = True
-    """True up to `then`."""
+    def __init__(self, exits: bool) -> None:
+        super().__init__()
+        self.exits = exits
 
 
 class ShellScript(ShellWords):
@@ -72,26 +62,13 @@ class ShellScript(ShellWords):
 
     def __init__(self, text: str, arguments: Sequence[str] = ()) -> None:
         """`arguments` are what the script would be called with."""
-        super().__init__(text, arguments)
-        self._functions: dict[str, tuple[str, int]] = {}
-        """By name: what stands between its braces, and the line of that."""
+        self._text = text.replace("\r\n", "\n")
+        super().__init__(arguments)
+        self._scopes: list[dict[str, list[str] | None]] = []
+        """Of each function that runs: its local variables with the values that they have outside of it."""
         self._silent: dict[str, None] = {}
-        self._locals: dict[str, list[str] | None] = {}
-        """Of the function that runs: its local variables with the values that they have outside of it."""
-        self._ended = ""
-        """`exit` or `return` where the script has called it."""
-        self._status = True
-        """Whether the last command succeeded."""
-
-    @cached_property
-    def _bare(self) -> str:
-        """The text with what is hidden as `x` and line continuations as spaces, each character in its place."""
-
-        def blank(found: re.Match[str]) -> str:
-            kept = found[1] or ""
-            return kept + (" " if found[0] == "\\\n" else "x") * (len(found[0]) - len(kept))
-
-        return _HIDDEN.sub(blank, self._text)
+        self._asks = self._guarded = self._errexit = self._pipefail = False
+        """Within a condition; where a failure ends nothing; `set -e`; `set -o pipefail`."""
 
     @property
     def assumptions(self) -> list[str]:
@@ -103,200 +80,274 @@ class ShellScript(ShellWords):
 
     def commands(self) -> Iterator[ShellCommand]:
         """Each command other than an assignment, in the order in which they are run. Raises UnreadableShell."""
-        ifs: list[_If] = []
-        while (at := self._next()) < len(self._text):
-            live, asks = (ifs[-1].live, ifs[-1].asks) if ifs else (True, False)
-            if function := _FUNCTION.match(self._text, at):
-                body = self._enclosed(function.end() - 1, "{", "}", self._bare)
-                if live:
-                    self._functions[function[1] or function[2]] = body, self._line(function.end())
-            elif loop := _FOR.match(self._text, at):
-                yield from self._for(loop, live)
-            elif case := _CASE.match(self._text, at):
-                self._at = case.end()
-                yield from self._case(live)
-            elif keyword := _KEYWORD.match(self._text, at):
-                self._at = keyword.end()
-                self._branch(ifs, keyword[1], live)
-            else:
-                yield from self._list(live, asks)
-
-    def _next(self) -> int:
-        """Step to the next command, over here-documents; the place of it."""
-        at = self._skip(re.compile(r"[ \t;&]*(?:#[^\n]*)?"))
-        while self._documents and self._peek() == "\n":
-            last = re.escape(self._documents.pop(0))
-            end = re.compile(rf"\n(?:.*\n)*?[ \t]*{last}(?=\n|\Z)|\Z").search(self._text, at)
-            at = self._at = end.end() if end else len(self._text)
-        return self._skip(_BETWEEN)
-
-    def _run(
-        self, body: str, line: int, arguments: Sequence[str] | None = None, assigned: Sequence[str] = ()
-    ) -> Iterator[ShellCommand]:
-        """The commands of a part of this script that begins in a line; of a function, with its arguments and the
-        assignments before its name."""
-        inner = self._within(body)
-        inner._first_line, inner._arguments = line, self._arguments if arguments is None else list(arguments)
-        inner._locals, inner._status = self._locals if arguments is None else {}, self._status
-        inner._assigned(["local", *assigned])
-        yield from inner.commands()
-        self._status = inner._status
-        for name, value in inner._locals.items() if arguments is not None else ():
-            self._values.pop(name, None)
-            self._values |= {} if value is None else {name: value}
-        if inner._ended == "exit" or (inner._ended and arguments is None):
-            self._at, self._ended = len(self._text), inner._ended
-
-    def _for(self, loop: re.Match[str], live: bool) -> Iterator[ShellCommand]:
-        """`for NAME in WORDS; do …; done`, for each word that is known here."""
-        self._runs, start, self._at = live, self._at, loop.end()
-        words = self._words()
-        head = " ".join(self._text[start : self._at].split())
-        bare = _UNQUOTED.sub("$", self._bare[start : self._at])
-        globs = re.search(r"[*?]", " ".join([bare, *words] if "$" in bare else [bare]))
-        if live and (braces := _BRACES.search(bare)):
-            raise self._not_read(f"`{braces[0]}`")
-        begin = re.compile(r"[;\s]*do(?=\s)").match(self._text, self._at)
-        if begin is None:
-            raise self._not_read("a loop without `do`")
-        depth, line, self._at = 1, self._line(begin.end()), begin.end()
-        for found in _LOOP.finditer(self._bare, begin.end() - len("do")):
-            depth += -1 if found[1] == "done" else 1
-            if not depth:
-                body, self._at = self._text[begin.end() : found.start()], found.end()
-                break
-        else:
-            raise self._not_read("a loop without `done`")
-        if live and (globs or any(UNKNOWN in word for word in words)):
-            self._silent[head] = None
-            words = []
-        self._status = self._status or live
-        for word in words if live else ():
-            self._values[loop[1]] = [word]
-            yield from self._run(body, line)
-            if self._ended:
-                break
-
-    def _case(self, live: bool) -> Iterator[ShellCommand]:
-        """`case WORD in PATTERN | PATTERN) …;; … esac`."""
-        self._runs, start = live, self._skip(re.compile(r"[ \t]+"))
-        word = "".join(self._word(split=False))
-        if live:
-            self._unset |= dict.fromkeys(taken_as_unset(word))
-            self._status = True
-        self._skip(re.compile(r"\s*in(?=\s)"))
-        while not (end := re.compile(r"(?:\s|#[^\n]*)*(?:esac(?=[\s;&|)]|$)|\Z)").match(self._text, self._at)):
-            self._skip(re.compile(r"(?:\s|#[^\n]*)*\(?"))
-            first, place = self._at, self._bare.find(")", self._at)
-            self._at = place = place if place >= 0 else len(self._text)
-            parts = re.compile(r"[^|]+").finditer(self._bare, first, place)
-            patterns = [self._expanded(self._text[slice(*part.span())].strip()) for part in parts] if live else []
-            known = [each for each in patterns if each == "*" or (plain(word) is not None and plain(each) is not None)]
-            if known != patterns:
-                self._failed[f"case {' '.join(self._text[start : self._at].split())})"] = None
-            body = _CASE_BODY.match(self._bare, self._at + 1)
-            assert body is not None
-            if body[2] in (";&", ";;&") or re.search(r"\bcase\b", body[1]):
-                raise self._not_read(f"`{body[2]}`" if body[2].endswith("&") else "`case` within `case`")
-            if body.end() == len(self._text):
-                raise self._not_read("a `case` without `; esac`")
-            line, self._at = self._line(body.start()), body.end()
-            if any(fnmatchcase(plain(word) or "", plain(pattern) or "") for pattern in known):
-                live = False
-                yield from self._run(self._text[slice(*body.span(1))], line)
-        self._at = max(self._at, end.end())
-
-    def _branch(self, ifs: list[_If], word: str, live: bool) -> None:
-        if word == "if":
-            ifs.append(_If(live, live))
+        tree = Parser(self._text).script()
+        try:
+            yield from self._run(tree)
+        except _Leave:
             return
-        if not ifs:
-            raise self._not_read(f"`{word}` without an `if`")
-        block = ifs[-1]
-        if word == "then":
-            block.live = block.outer and not block.taken and self._status
-            block.taken, block.asks = block.taken or block.live, False
-        elif word == "fi":
-            ifs.pop()
-            self._status = self._status or (block.outer and not block.taken and not block.live)
-        else:
-            block.live, block.asks = block.outer and not block.taken, word == "elif"
 
-    def _list(self, live: bool, asks: bool) -> Iterator[ShellCommand]:
-        """Commands that are joined by `&&`, `||` and `|`."""
-        runs = live
-        while True:
-            if refused := _NOT_READ.match(self._text, self._at):
-                raise self._not_read(f"`{refused[0].strip()}`")
-            self._runs, start = runs, self._at
-            words = self._words()
-            if runs:
-                left = self._assigned(words)
-                if left and left[0] in self._functions:
-                    if asks:
-                        raise self._not_read(f"the function `{left[0]}` in a condition")
-                    body, line = self._functions[left[0]]
-                    yield from self._run(body, line, left[1:], words[: len(words) - len(left)])
-                else:
-                    self._status = self._succeeds(left, self._text[start : self._at].strip(), asks)
-                    if left:
-                        yield ShellCommand(self._line(start), left)
-                if left[:1] in (["exit"], ["return"]):
-                    self._at, self._ended = len(self._text), left[0]
-            joined = _JOIN.match(self._text, self._at)
-            if joined is None:
+    # commands
+
+    def _run(self, chains: Sequence[Chain]) -> Iterator[ShellCommand]:
+        for chain in chains:
+            if chain.background:
+                yield from self._isolated(self._chain(chain))
+                self._end(0)
+            else:
+                yield from self._chain(chain)
+
+    def _chain(self, chain: Chain) -> Iterator[ShellCommand]:
+        guarded, (_, last) = self._guarded, chain.items[-1]
+        for sign, pipeline in chain.items:
+            if sign and (self._code == 0) is not (sign == "&&"):
+                continue
+            self._guarded = is_guarded = guarded or pipeline is not last or pipeline.negated
+            yield from self._pipeline(pipeline)
+            if self._errexit and self._code and not (is_guarded or self._assumed or _is_compound(pipeline)):
+                raise _Leave(exits=True)
+        self._guarded = guarded
+
+    def _pipeline(self, pipeline: syntax.Pipeline) -> Iterator[ShellCommand]:
+        codes = []
+        for command in pipeline.commands:
+            run = self._command(command)
+            yield from run if len(pipeline.commands) == 1 else self._isolated(run)
+            codes.append(self._code)
+        if self._pipefail:
+            self._code = next((code for code in reversed(codes) if code), 0)
+        if pipeline.negated:
+            self._code = int(not self._code)
+
+    def _isolated(self, commands: Iterator[ShellCommand]) -> Iterator[ShellCommand]:
+        """Commands of a subshell, which changes nothing outside of itself."""
+        kept = self._values.copy(), self._functions.copy(), self._arguments, self._called
+        flags = self._asks, self._guarded, self._errexit, self._pipefail
+        depth = len(self._scopes)
+        with suppress(_Leave):
+            yield from commands
+        del self._scopes[depth:]
+        self._values, self._functions, self._arguments, self._called = kept
+        self._asks, self._guarded, self._errexit, self._pipefail = flags
+
+    def _command(self, command: Command) -> Iterator[ShellCommand]:
+        match command:
+            case syntax.Simple():
+                yield from self._simple(command)
+            case syntax.Test():
+                fields = [[(each, True)] if isinstance(each, str) else self._unsplit(each) for each in command.words]
+                self._unset |= dict.fromkeys(name for field in fields for name in taken_as_unset(joined(field)))
+                try:
+                    self._end(holds(fields, self._text_of), command.text)
+                except ValueError:
+                    raise UnreadableShell(command.line, f"`{command.text}`") from None
+            case syntax.If():
+                yield from self._if(command)
+            case syntax.For():
+                yield from self._for(command)
+            case syntax.Case():
+                yield from self._case(command)
+            case syntax.Function():
+                self._functions[command.name] = command.body
+                self._end(0)
+            case syntax.Group():
+                body = self._run(command.body)
+                yield from self._isolated(body) if command.isolated else body
+
+    def _if(self, command: syntax.If) -> Iterator[ShellCommand]:
+        for condition, body in command.branches:
+            before = self._asks, self._guarded
+            self._asks = self._guarded = True
+            self._end(0)
+            yield from self._run(condition)
+            self._asks, self._guarded = before
+            if self._code == 0:
+                yield from self._run(body)
                 return
-            self._at = joined.end()
-            runs = live and (runs if joined[1] == "|" else self._status is (joined[1] == "&&"))
+        self._end(0)
 
-    def _succeeds(self, words: list[str], text: str, asks: bool) -> bool:
-        """Whether a command succeeds: a condition by what is known of it, another command unless an `if` asks it."""
+    def _for(self, command: syntax.For) -> Iterator[ShellCommand]:
+        fields = self._without_unset([field for word in command.words for field in self._fields(word)])
+        globs = (re.search(r"[*?\[]", text) for field in fields for text, quoted in field if not quoted)
+        if any(globs) or any(UNKNOWN in text for field in fields for text, _ in field):
+            self._silent[command.text] = None
+            fields = []
+        self._end(0)
+        for field in fields:
+            self._assign(command.line, command.name, [joined(field)])
+            yield from self._run(command.body)
+
+    def _case(self, command: syntax.Case) -> Iterator[ShellCommand]:
+        word = self._single(command.word)
+        self._unset |= dict.fromkeys(taken_as_unset(word))
+        self._end(0)
+        for text, patterns, body in command.clauses:
+            for each in patterns:
+                known = pattern(self._unsplit(each)) if each == (syntax.Text("*"),) or plain(word) is not None else None
+                if known is None:
+                    self._failed[text] = None
+                elif known.fullmatch(plain(word) or ""):
+                    yield from self._run(body)
+                    return
+
+    def _simple(self, command: syntax.Simple) -> Iterator[ShellCommand]:
+        declared = [
+            (each, self._value_of(each)) if isinstance(each, Assignment) else [*self._fields(each)]
+            for each in command.words
+        ]
+        fields = [field for each in declared if isinstance(each, list) for field in each]
+        words = [joined(field) for field in fields]
+        for file in command.redirected:
+            self._single(file)
         if not words:
-            return True
-        if words[0] in ("break", "continue"):
-            raise self._not_read(f"`{words[0]}`")
-        value: bool | None = words[0] != "false"
-        if words[0] in ("return", "exit"):
-            number = "".join(words[1:]).replace(unknown("$?"), "") or ("0" if self._status else "1")
-            value = None if UNKNOWN in number else number == "0"
-        elif words[0] in ("[", "[[", "test"):
-            self._unset |= dict.fromkeys(name for word in words for name in taken_as_unset(word))
-            value = holds(words[1:] if words[0] == "test" else words[1:-1], globs=words[0] == "[[")
-        elif asks and words[0] not in ("true", ":", "false"):
-            value = None
+            values = [self._assigned(each, self._value_of(each)) for each in command.assignments]
+            silent = self._asks and any(UNKNOWN in text for value in values for text in value)
+            self._end(None if silent else 0, command.text)
+            return
+        if words[0] in self._functions:
+            yield from self._call(command, words)
+            return
+        for each in command.assignments:
+            self._value_of(each)
+        if words[0] in syntax.DECLARE:
+            self._declare(command, words, [each for each in declared if isinstance(each, tuple)])
+        else:
+            value = self._builtin(command, words, fields)
+            self._end(value, command.text)
+            self._assumed = value is None or (
+                value is True and words[0] not in ("true", ":", "set", "shift", "test", "[")
+            )
+        yield ShellCommand(command.line, words)
+        if words[0] == "exit" or (words[0] == "return" and self._scopes) or (words[0] == "exec" and len(words) > 1):
+            raise _Leave(exits=words[0] != "return")
+
+    def _call(self, command: syntax.Simple, words: list[str]) -> Iterator[ShellCommand]:
+        """A function with its arguments, and the assignments before its name."""
+        if len(self._scopes) >= _DEEPEST:
+            raise UnreadableShell(command.line, f"the function `{words[0]}` within itself")
+        before = self._arguments, self._called, self._asks
+        self._arguments, self._called = words[1:], False
+        self._scopes.append({})
+        for each in command.assignments:
+            value = self._value_of(each)
+            self._local(each.name)
+            self._assigned(each, value)
+        self._end(0)
+        try:
+            yield from self._command(self._functions[words[0]])
+        except _Leave as leave:
+            if leave.exits:
+                raise
+        self._arguments, self._called, self._asks = before
+        for name, outer in self._scopes.pop().items():
+            self._values.pop(name, None)
+            self._values |= {} if outer is None else {name: outer}
+
+    def _end(self, value: bool | int | None, text: str = "") -> None:
+        """The end of a command: True or False as a condition, its exit code, or None for what only a machine knows."""
+        self._assumed = value is None
+        self._code = 1 if value is None else value if type(value) is int else int(not value)
         if value is None:
             self._failed[" ".join(text.split())] = None
-        return bool(value)
 
-    def _assigned(self, words: list[str]) -> list[str]:
-        """Follow assignments and `shift`; returns the command that is left."""
-        declares = bool(words) and words[0] in DECLARE
-        named = words[1:] if declares else words
-        count = next((place for place, word in enumerate(named) if not ASSIGNED.match(word)), len(named))
-        if declares or count == len(named):
-            for word in named:
-                assigned = ASSIGNED.match(word)
-                name = assigned[1] if assigned else word
-                if words[0] == "local" and name not in self._locals:
-                    self._locals[name] = self._values.pop(name, None)
-                if assigned:
-                    before = "".join(self._values.get(name, [])) if assigned[2] else ""
-                    self._values[name] = [before + word[assigned.end() :]]
-            return []
-        words = named[count:]
-        if words[0] == "shift":
-            del self._arguments[: int(words[1]) if len(words) > 1 and words[1].isdigit() else 1]
-        elif words[:2] == ["set", "--"]:
-            self._arguments[:] = words[2:]
-        elif words[0] == "unset":
-            for name in words[1:]:
-                self._values.pop(name, None)
-        return words
+    def _builtin(self, command: syntax.Simple, words: list[str], fields: list[Field]) -> bool | int | None:
+        """The outcome of a command of the shell, or of another one."""
+        match words:
+            case ["false", *_]:
+                return False
+            case ["return" | "exit", *code]:
+                if words[0] == "return" and not self._scopes:
+                    return False
+                if not code or code[0] == unknown("$?"):
+                    return None if self._assumed and self._code else self._code
+                return int(code[0]) % 256 if re.fullmatch(r"[0-9]+", code[0]) else None if UNKNOWN in code[0] else 2
+            case ["[" | "test", *_]:
+                given = self._without_unset(fields)
+                self._unset |= dict.fromkeys(name for field in given for name in taken_as_unset(joined(field)))
+                if words[0] == "[" and words[-1] != "]":
+                    return False
+                given = given[1 : len(given) - (words[0] == "[")]
+                try:
+                    return holds(given) if given else False
+                except ValueError:  # as a shell, which says what it expects
+                    return False
+            case ["shift", *count]:
+                if not re.fullmatch(r"[0-9]*", "".join(count[:1])):
+                    raise UnreadableShell(command.line, f"`{command.text}`")
+                number = int(count[0]) if count else 1
+                if number > len(self._arguments):
+                    return False
+                self._arguments = self._arguments[number:]
+            case ["set", *options]:
+                self._set(command, options)
+            case ["unset", *names]:
+                for name in [name for name in names if name not in ("-v", "-f")]:
+                    self._remove(command, name, "-f" in names)
+            case ["cd" | "pushd" | "popd", *_]:
+                self._values["PWD"] = [unknown("$PWD")]
+            case ["read", *names]:
+                for name in names:
+                    self._values |= {name: [unknown(f"${name}")]} if re.fullmatch(r"[A-Za-z_]\w*", name) else {}
+                self._values["REPLY"] = [unknown("$REPLY")]
+            case ["eval" | "source" | ".", *_]:
+                self._failed[" ".join(command.text.split())] = None
+            case [name, *_] if name in _NOT_FOLLOWED or words[:2] == ["printf", "-v"]:
+                raise UnreadableShell(command.line, f"`{' '.join(words[:2] if name == 'printf' else words[:1])}`")
+        return None if self._asks and words[0] not in ("true", ":", "set", "unset") else True
 
-    def _within(self, text: str) -> Self:
-        inner = super()._within(text)
-        inner._silent, inner._functions = self._silent, self._functions
-        return inner
+    def _set(self, command: syntax.Simple, options: list[str]) -> None:
+        while options and re.fullmatch(r"[-+].+", options[0]):
+            option, *options = options
+            if option == "--":
+                self._arguments, self._called = options, False
+                return
+            names = option[1:].replace("o", "")
+            if "o" in option and options:
+                name, *options = options
+                self._pipefail = option[0] == "-" if name == "pipefail" else self._pipefail
+                names += {"errexit": "e", "pipefail": "", "nounset": "u", "xtrace": "x"}.get(name, "?")
+            if set(names) - set(_FLAGS):
+                raise UnreadableShell(command.line, f"`{command.text}`")
+            self._errexit = option[0] == "-" if "e" in names else self._errexit
+        if options:
+            self._arguments, self._called = options, False
+
+    def _remove(self, command: syntax.Simple, name: str, function: bool) -> None:
+        if not re.fullmatch(r"[\w.:-]+", name) or name in self._readonly:
+            raise UnreadableShell(command.line, f"`{command.text}`")
+        if function or name not in self._values:
+            self._functions.pop(name, None)
+        else:
+            del self._values[name]
+
+    # variables
+
+    def _declare(self, command: syntax.Simple, words: list[str], assigned: list[tuple[Assignment, list[str]]]) -> None:
+        """`export`, `local`, `declare` and the like."""
+        options, names = [w for w in words[1:] if w[:1] in "-+"], [w for w in words[1:] if w[:1] not in "-+"]
+        flags = set("".join(options)) - set("-+")
+        if flags & set("Ailnuc") or not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
+            raise UnreadableShell(command.line, f"`{command.text}`")
+        if not flags & set("pfF"):
+            for name in [*names, *(each.name for each, _ in assigned)]:
+                if words[0] in ("local", "declare", "typeset") and "g" not in flags and self._scopes:
+                    self._local(name)
+            for each, value in assigned:
+                self._assigned(each, value)
+            if words[0] == "readonly" or "r" in flags:
+                self._readonly |= {*names, *(each.name for each, _ in assigned)}
+        self._end(0)
+
+    def _local(self, name: str) -> None:
+        """Make a variable one of the function that runs."""
+        if name not in self._scopes[-1]:
+            self._scopes[-1][name] = self._values.pop(name, None)
+
+
+def _is_compound(pipeline: syntax.Pipeline) -> bool:
+    """Whether a pipeline is one command that only fails if a command in it does, which `set -e` has judged by then."""
+    [*others, last] = pipeline.commands
+    is_group = isinstance(last, syntax.Group) and not last.isolated
+    return not others and (is_group or isinstance(last, syntax.If | syntax.For | syntax.Case))
 
 
 __all__ = ["ShellCommand", "ShellScript", "UnreadableShell"]

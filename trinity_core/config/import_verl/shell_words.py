@@ -1,290 +1,275 @@
-"""Words of a shell script: quotes, variables, arrays, arguments and sums, as the script itself gives them."""
+"""Words of a shell script, expanded: variables, arrays, arguments and sums, as the script itself gives them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
-from trinity_core.config.import_verl.conditions import END, UNKNOWN, integer, unknown, variable
+from trinity_core.config.import_verl import shell_syntax as syntax
+from trinity_core.config.import_verl.conditions import (
+    ALWAYS_SET,
+    END,
+    UNKNOWN,
+    VARIABLE,
+    Field,
+    integer,
+    joined,
+    pattern,
+    plain,
+    taken_as_unset,
+    unknown,
+    variable,
+)  # fmt: skip
+from trinity_core.config.import_verl.shell_syntax import Assignment, Command, Parameter, UnreadableShell, Word
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_FIELD = re.compile(f"(?:{UNKNOWN}.*?{END}|\\S)+", re.DOTALL)
-"""A field of an unquoted value; a mark is never taken apart."""
-_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-_ASKS = re.compile(r"([^&|]+?)\s*&&\s*echo\s+\S+\s*\|\|\s*echo\s+(\S+)")
-_ENDS = "\n;&|()"
-DECLARE = {"export", "local", "declare", "readonly", "typeset"}
+_TOKEN = re.compile(
+    f"{UNKNOWN}.*?{END}|{VARIABLE}.*?{END}|[ \t\n]+|[^ \t\n{UNKNOWN}{VARIABLE}]+|[{UNKNOWN}{VARIABLE}]", re.DOTALL
+)
+"""What a value without quotes is split into; a mark is never taken apart."""
+_OF_THE_SHELL = re.compile(
+    r"RANDOM|SRANDOM|SECONDS|LINENO|E?UID|PPID|BASH\w*|EPOCH\w+|FUNCNAME|PIPESTATUS|DIRSTACK|GROUPS|HOSTTYPE|MACHTYPE"
+    r"|OSTYPE|SHLVL|SHELLOPTS|IFS|OPTIND|OPTERR|PS4|OLDPWD|COLUMNS|LINES|REPLY|_"
+)
+"""Variables that the shell sets."""
+Kind = Literal["quoted", "literal", "value", "break"]
+"""Of a piece of an expanded word: a value is split, and only quoted text holds no pattern; a break ends the word."""
 
-
-class UnreadableShell(Exception):
-    """A construct of the shell that is not followed."""
-
-    def __init__(self, line: int, construct: str) -> None:
-        super().__init__(f"line {line}: {construct}")
-        self.line, self.construct = line, construct
+_EMPTY: list[tuple[str, Kind]] = [("", "quoted")]
 
 
 class ShellWords:
-    """A script that is read word by word, and the variables that stand above each."""
+    """The variables of a script, and what its words expand to with them."""
 
-    def __init__(self, text: str, arguments: Sequence[str] = ()) -> None:
-        self._text, self._at = text.replace("\r\n", "\n"), 0
+    def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = list(arguments)
+        self._called = True
+        """Whether these are the script's own, to which its user may add others."""
         self._values: dict[str, list[str]] = {}
+        self._readonly: frozenset[str] = frozenset()
+        self._functions: dict[str, Command] = {}
         self._unset: dict[str, None] = {}
         self._failed: dict[str, None] = {}
-        self._first_line = 1
-        self._documents: list[str] = []
-        """The last lines of here-documents that begin on the next line."""
-        self._runs = True
-        """Whether the command that is read is run."""
-        self._in_quotes = False
+        self._code = 0
+        """The exit code of the last command."""
+        self._assumed = False
+        """Whether that code is an assumption."""
 
-    def _words(self) -> list[str]:
-        """The words up to the end of a command."""
-        words: list[str] = []
-        if re.compile(r"\[\[\s").match(self._text, self._at):
-            return self._test()
-        while (char := self._peek()) and char not in _ENDS:
-            if char in " \t" or self._text.startswith("\\\n", self._at):
-                self._at += 1 + (char == "\\")
-            elif char == "#":
-                self._until("\n")
-            elif redirected := re.compile(r"\d?[<>]+[&|]?-?[ \t]*").match(self._text, self._at):
-                self._at = redirected.end()
-                end = self._word()
-                if re.fullmatch(r"\d?<<-?[ \t]*", redirected[0]):
-                    self._documents += end
-            else:
-                bare = not words or words[0] in DECLARE or all(map(ASSIGNED.match, words))
-                assigned = ASSIGNED.match(self._text, self._at) if bare else None
-                if assigned and self._text.startswith("(", assigned.end()):
-                    self._array(assigned)
+    def _value_of(self, assignment: Assignment) -> list[str]:
+        if assignment.items is None:
+            return [self._single(assignment.word)]
+        return [joined(field) for word in assignment.items for field in self._fields(word)]
+
+    def _assigned(self, assignment: Assignment, value: list[str]) -> list[str]:
+        """Follow an assignment of a value that is expanded already; returns the value."""
+        before = self._values.get(assignment.name, [])
+        if assignment.items is not None:
+            value = [*before, *value] if assignment.adds else value
+        else:
+            if assignment.adds and assignment.name not in self._values and assignment.name in ALWAYS_SET:
+                before = [variable(assignment.name)]
+            value = ["".join(before[:1]) + value[0] if assignment.adds else value[0], *before[1:]]
+        self._assign(assignment.line, assignment.name, value)
+        return value
+
+    def _assign(self, line: int, name: str, value: list[str]) -> None:
+        if name in self._readonly or name in ("IFS", "POSIXLY_CORRECT", "GLOBIGNORE"):
+            raise UnreadableShell(line, f"`{name}=`")
+        self._values[name] = value
+
+    # words
+
+    def _fields(self, word: Word) -> list[Field]:
+        """The words that a word expands to."""
+        fields: list[Field] = []
+        field: Field | None = None
+        for text, kind in self._pieces(word):
+            for token in _TOKEN.findall(text) if kind == "value" else [text]:
+                if kind == "break" or (kind == "value" and token[0] in " \t\n"):
+                    fields += [] if field is None else [field]
+                    field = None
                 else:
-                    words += self._word(split=assigned is None)
-        return words
+                    field = [*(field or []), (token, kind == "quoted")]
+        return fields if field is None else [*fields, field]
 
-    def _test(self) -> list[str]:
-        """The words and signs of `[[ … ]]`."""
-        words, self._at = ["[["], self._at + 2
-        while self._skip(re.compile(r"\s*")) < len(self._text) and words[-1] != "]]":
-            sign = re.compile(r"&&|\|\||[()<>&|;]").match(self._text, self._at)
-            if sign and sign[0] not in ("&&", "||"):
-                raise self._not_read(f"`{sign[0]}` in a condition")
-            self._at = sign.end() if sign else self._at
-            words += [sign[0]] if sign else self._word(split=False) or [""]
-        return words
+    def _single(self, word: Word) -> str:
+        """What a word expands to where it is never split."""
+        return joined(self._unsplit(word))
 
-    def _array(self, assigned: re.Match[str]) -> None:
-        """`NAME=(…)` and `NAME+=(…)`."""
-        self._at = assigned.end() + 1
-        items = [*self._values.get(assigned[1], [])] if assigned[2] else []
-        while self._skip(re.compile(r"(?:\s|\\\n|#[^\n]*)*")) < len(self._text) and self._peek() != ")":
-            if self._peek() in _ENDS + "<>":
-                raise self._not_read(f"`{self._peek()}` in an array")
-            items += self._word()
-        self._at += 1
-        if self._runs:
-            self._values[assigned[1]] = items
+    def _unsplit(self, word: Word) -> Field:
+        return [(" " if kind == "break" else text, kind == "quoted") for text, kind in self._pieces(word)]
 
-    def _word(self, split: bool = True) -> list[str]:
-        """One word; several, or none, where variables outside quotes say so."""
-        fields, opened = [""], False
-        while (char := self._peek()) and char not in " \t<>" + _ENDS:
-            if self._text.startswith("\\\n", self._at):
-                self._at += 2
-                continue
-            if char == "\\":
-                pieces = [self._text[self._at + 1 : self._at + 2]]
-                self._at += 2
-            elif char in "'\"":
-                self._at += 1
-                pieces = [self._until("'")] if char == "'" else self._double('"')
-                self._at += 1
-            elif char == "~" and self._is_home(fields, opened, split):
-                pieces = [variable("HOME")]
-                self._at += 1
-            elif char in "$`":
-                pieces = self._dollar()
-                if split:
-                    pieces = [piece for value in pieces for piece in _FIELD.findall(value)]
+    def _without_unset(self, fields: list[Field]) -> list[Field]:
+        """The words without those that are nothing but variables that are not set."""
+        kept = []
+        for field in fields:
+            names = taken_as_unset(joined(field))
+            if names and joined(field) == "".join(map(variable, names)) and not any(quoted for _, quoted in field):
+                self._unset |= dict.fromkeys(names)
             else:
-                pieces = [char]
-                self._at += 1
-            opened = opened or bool(pieces)
-            if pieces:
-                fields = [*fields[:-1], fields[-1] + pieces[0], *pieces[1:]]
-        return fields if opened else []
+                kept.append(field)
+        return kept
 
-    def _is_home(self, fields: list[str], opened: bool, split: bool) -> bool:
-        """Whether a `~` here is the user's home: at the beginning of a word or of a value that is assigned."""
-        begins = not opened or (not split and ASSIGNED.fullmatch(fields[-1]) is not None)
-        return begins and self._text[self._at + 1 : self._at + 2] in ("/", "", " ", "\n", ";", ")", ":")
+    def _pieces(self, word: Word, quoted: bool = False, kind: Kind = "literal") -> Iterator[tuple[str, Kind]]:
+        """What a word expands to; its characters without quotes are of `kind`."""
+        for part in word:
+            match part:
+                case syntax.Text(text, own):
+                    yield text, "quoted" if quoted or own else kind
+                case syntax.Quoted(parts):
+                    inner = list(self._pieces(parts, True))
+                    yield from inner if inner or parts else _EMPTY
+                case Parameter():
+                    yield from self._parameter(part, quoted)
+                case syntax.Output():
+                    yield self._output(part), "quoted" if quoted else "value"
+                case syntax.Sum():
+                    number = integer(self._single(part.parts), self._text_of)
+                    yield unknown(part.text) if number is None else str(number), "quoted" if quoted else "value"
 
-    def _double(self, end: str) -> list[str]:
-        """The inside of double quotes, up to `end`: one text; several, or none, where an array stands in it."""
-        fields, nothing, before, self._in_quotes = [""], False, self._in_quotes, end == '"' or self._in_quotes
-        while (char := self._peek()) and char != end:
-            if char == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`", "\n"):
-                fields[-1] += self._text[self._at + 1].replace("\n", "")
-                self._at += 2
-            elif char in "$`":
-                pieces = self._dollar()
-                nothing = nothing or not pieces
-                pieces = pieces or [""]
-                fields = [*fields[:-1], fields[-1] + pieces[0], *pieces[1:]]
-            else:
-                fields[-1] += char
-                self._at += 1
-        self._in_quotes = before
-        return [] if nothing and fields == [""] else fields
+    def _text_of(self, name: str) -> str:
+        """The value of a variable within a sum."""
+        return "".join(self._values.get(name, [variable(name)])[:1])
 
-    def _dollar(self) -> list[str]:
-        """The value of what begins with `$` or a backquote here."""
-        text, start = self._text, self._at
-        if text[start] == "`":
-            self._at += 1
-            inner = self._until("`")
-            self._at += 1
-            return [unknown(f"`{inner}`")]
-        if text.startswith("$((", start) and (inner := self._enclosed(start + 1, "(", ")")).endswith(")"):
-            number = integer(self._expanded(inner[1:-1]), lambda name: "".join(self._value(name)[:1]))
-            return [unknown(f"$(({inner[1:-1]}))") if number is None else str(number)]
-        if text.startswith("$(", start):
-            return [self._output(self._enclosed(start + 1, "(", ")"))]
-        if text.startswith("${", start):
-            return self._parameter(self._enclosed(start + 1, "{", "}"))
-        if special := re.compile(r"[@*#?$!0-9]").match(text, start + 1):
-            self._at = special.end()
-            return self._special(special[0])
-        if name := _NAME.match(text, start + 1):
-            self._at = name.end()
-            return self._value(name[0])[:1]
-        self._at += 1
-        return [] if text.startswith("$'", start) else ["$"]
+    def _parameter(self, part: Parameter, quoted: bool) -> Iterator[tuple[str, Kind]]:
+        values, is_set = self._value_at(part)
+        sign, all_values = part.sign.removeprefix(":"), {part.name, part.index} & {"@", "*"}
+        if sign in ("-", "=", "?", "+"):
+            joined = " ".join(values)
+            is_null = not is_set or (part.sign[0] == ":" and plain(joined) == "")
+            if is_null and re.match(r"[A-Za-z_]", part.name):
+                self._unset |= dict.fromkeys([*taken_as_unset(joined), *(() if is_set else [part.name])])
+            if sign == "=" and is_null:
+                values = [self._single(part.word)]
+                self._assign(0, part.name, values)
+            elif is_null is (sign == "-") and sign in "-+":
+                inner = list(self._pieces(part.word, quoted, "value"))
+                yield from inner if inner or not quoted else _EMPTY
+                return
+            elif sign == "+":
+                values = [""]
+        elif part.sign:
+            values = self._changed(part, values)
+        if quoted and "*" in all_values:
+            values = [" ".join(values)]
+        elif not all_values:
+            values = values[:1] or [""]
+        for place, value in enumerate(values):
+            if place:
+                yield "", "break"
+            yield value, "quoted" if quoted else "value"
 
-    def _output(self, command: str) -> str:
-        """What a command in `$(…)` prints: known of `pwd` and `basename`, which only look at texts.
+    def _value_at(self, part: Parameter) -> tuple[list[str], bool]:
+        """The values of a parameter, and whether it is set. One of the environment has its mark."""
+        name, index = part.name, part.index
+        if name in ("@", "*"):
+            return self._arguments, bool(self._arguments)
+        if name == "#":
+            return [self._count(part, self._arguments)], True
+        if name == "?" and not self._assumed:
+            return [str(self._code)], True
+        if name.isdecimal() and int(name):
+            given = self._arguments[int(name) - 1 : int(name)]
+            return given or ([unknown(f"${name}")] if self._called else []), bool(given)
+        if name in self._values:
+            values = self._values[name]
+            values = values if index in ("@", "*") else values[int(index or 0) : int(index or 0) + 1]
+            return values, bool(values)
+        if not re.match(r"[A-Za-z_]", name) or _OF_THE_SHELL.fullmatch(name):
+            return [unknown(part.text)], True
+        if index in ("@", "*"):
+            self._unset[name] = None
+            return [], False
+        return [unknown(part.text) if index else variable(name)], name in ALWAYS_SET
+
+    def _count(self, part: Parameter, values: Sequence[str]) -> str:
+        """The number of values; output of a command may be any number of them."""
+        return unknown(part.text) if any(UNKNOWN in each for each in values) else str(len(values))
+
+    def _changed(self, part: Parameter, values: list[str]) -> list[str]:
+        """The values without a piece, in small letters …; a mark where that is not known."""
+        sign, of_all = part.sign, bool({part.name, part.index} & {"@", "*"})
+        if sign == "length" and of_all:
+            return [self._count(part, values)]
+        if sign == ":" and part.name == "@":
+            first = integer(self._single(part.word), self._text_of)
+            return [unknown(part.text)] if first is None or first < 1 else values[first - 1 :]
+        word, other = self._unsplit(part.word), self._single(part.replacement)
+        is_plain = all(isinstance(each, syntax.Text | Parameter) for each in part.replacement)
+        changed = (_changed(each, sign, word, other if is_plain else UNKNOWN) for each in values)
+        return [unknown(part.text) if each is None else each for each in changed]
+
+    def _output(self, part: syntax.Output) -> str:
+        """What a command in `$(…)` prints: known of `echo`, `pwd` and `basename`, which only look at texts.
 
         Of `… && echo A || echo B`, which asks the machine for something special, it is B.
         """
-        if asks := _ASKS.fullmatch(command.strip()):
-            if self._runs:
-                self._failed[" ".join(asks[1].split())] = None
-            return self._expanded(asks[2])
-        words = self._within(command)._words()
-        if words == ["pwd"]:
-            return variable("PWD")
-        if words[:1] == ["basename"] and len(words) == 2:
-            return words[1].rstrip("/").rpartition("/")[2]
-        return unknown(f"$({command})")
-
-    def _special(self, name: str) -> list[str]:
-        if name in "@*":
-            return [" ".join(self._arguments)] if name == "*" and self._in_quotes else list(self._arguments)
-        if name == "#":
-            return [str(len(self._arguments))]
-        place = int(name) if name.isdecimal() else 0
-        return [self._arguments[place - 1]] if 0 < place <= len(self._arguments) else [unknown(f"${name}")]
-
-    def _parameter(self, inner: str) -> list[str]:
-        """`${…}`: a value, one of an array, with a default, or without a piece of it (`${NAME##*/}`)."""
-        if piece := re.fullmatch(r"@:(\d+)", inner):
-            return self._arguments[max(int(piece[1]) - 1, 0) :]
-        parsed = re.fullmatch(r"(\w+|[@*#])(\[[@*]\])?(?:(:?[-=?+]|##?|%%?)(.*))?", inner, re.DOTALL)
-        if parsed is None:
-            return [unknown(f"${{{inner}}}")]
-        name, index, sign, word = parsed.groups()
-        is_special = not _NAME.fullmatch(name)
-        value = self._special(name) if is_special else self._value(name)
-        if index == "[*]":
-            value = [" ".join(value)]
-        elif index is None and not is_special:
-            value = value[:1]
-        if sign is None:
-            return value
-        if sign[0] in "#%":
-            known = not any(UNKNOWN in each for each in value)
-            return [_stripped("".join(value), self._expanded(word), sign)] if known else [unknown(f"${{{inner}}}")]
-        is_argument = not name.isdecimal() or int(name) <= len(self._arguments)
-        given = is_argument if is_special else name in self._values
-        if not given and not is_special and sign[-1] in "-=" and self._runs:
-            self._unset[name] = None
-        given = given and not (sign.startswith(":") and value in ([], [""]))
-        if sign.endswith("+"):
-            return [self._expanded(word)] if given else []
-        if given or sign.endswith("?"):
-            return value
-        default = self._expanded(word)
-        if sign.endswith("=") and self._runs:
-            self._values[name] = [default]
-        return [default]
-
-    def _expanded(self, text: str) -> str:
-        """The text with its variables replaced, without the quotes around it."""
-        if not self._in_quotes:
-            text = re.sub(r"^~(?=/|$)", variable("HOME"), _QUOTED.sub(lambda part: part[1] or part[2] or "", text))
-        quoted = text[:1] == text[-1:] and text[:1] in ('"', "'") and len(text) > 1
-        inner = self._within(text)
-        return " ".join(inner._word(split=False) if quoted else inner._double(""))
-
-    def _within(self, text: str) -> Self:
-        """A text of this script, which sees the same variables."""
-        inner = type(self)(text, self._arguments)
-        inner._values, inner._unset, inner._failed = self._values, self._unset, self._failed
-        inner._runs, inner._in_quotes = self._runs, self._in_quotes
-        return inner
-
-    def _value(self, name: str) -> list[str]:
-        """The values of a variable: one, or those of an array."""
-        return self._values.get(name, [variable(name)])
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _skip(self, pattern: re.Pattern[str]) -> int:
-        """Step over what a pattern fits; the place behind it."""
-        skipped = pattern.match(self._text, self._at)
-        self._at = skipped.end() if skipped else self._at
-        return self._at
-
-    def _until(self, end: str) -> str:
-        """The text up to `end`, or all that is left; stops at `end`."""
-        place = self._text.find(end, self._at)
-        place = len(self._text) if place < 0 else place
-        text, self._at = self._text[self._at : place], place
-        return text
-
-    def _enclosed(self, start: int, opening: str, closing: str, bare: str = "") -> str:
-        """The text between the bracket at `start` and the one that closes it; stops after it.
-
-        `bare` is the text with what holds no bracket blanked out.
-        """
-        depth, at, text = 0, start, bare or self._text
-        while at < len(text):
-            char = text[at]
-            depth += (char == opening) - (char == closing)
-            at += 1
-            if not depth:
-                break
-        self._at = at
-        return self._text[start + 1 : at - 1]
-
-    def _line(self, at: int) -> int:
-        return self._text.count("\n", 0, at) + self._first_line
-
-    def _not_read(self, construct: str) -> UnreadableShell:
-        return UnreadableShell(self._line(self._at), construct)
+        items = part.body[0].items if len(part.body) == 1 else ()
+        commands = [pipeline.commands[0] for _, pipeline in items if len(pipeline.commands) == 1]
+        simple = [each for each in commands if isinstance(each, syntax.Simple)]
+        asks = [sign for sign, _ in items] == ["", "&&", "||"] and len(simple) == 3
+        if asks and all(each.words[:1] == ((syntax.Text("echo"),),) for each in simple[1:]):
+            self._failed[" ".join(simple[0].text.split())] = None
+            items, simple = items[2:], simple[2:]
+        words: list[str] = []
+        if len(simple) == len(items) == 1:
+            values = self._values.copy()
+            arguments = [each for each in simple[0].words if not isinstance(each, Assignment)]
+            words = [joined(field) for each in arguments for field in self._fields(each)]
+            self._values = values
+        match words:
+            case [name, *_] if name in self._functions:
+                return unknown(part.text)
+            case ["pwd"]:
+                return self._text_of("PWD")
+            case ["echo", *rest] if not re.match(r"-[neE]+$", "".join(rest[:1])):
+                return " ".join(rest).rstrip("\n")
+            case ["basename", path] if UNKNOWN not in path and not path.startswith("-"):
+                name = path.rstrip("/").rpartition("/")[2]
+                return name if name and VARIABLE not in name else unknown(part.text)
+        return unknown(part.text)
 
 
-def _stripped(value: str, pattern: str, sign: str) -> str:
-    """A value without what fits a pattern at its beginning (`#`) or end (`%`); doubled, the longest piece."""
-    places = range(len(value) + 1)
-    if sign[0] == "#":
-        cuts = places if sign == "#" else reversed(places)
-        return next((value[place:] for place in cuts if fnmatchcase(value[:place], pattern)), value)
-    cuts = reversed(places) if sign == "%" else places
-    return next((value[:place] for place in cuts if fnmatchcase(value[place:], pattern)), value)
+def _is_known(value: str) -> bool:
+    return UNKNOWN not in value and VARIABLE not in value
+
+
+def _changed(value: str, sign: str, word: Field, other: str) -> str | None:
+    """A value changed as an operator of `${…}` says; None where that is not known."""
+    if sign[0] in "#%" and UNKNOWN not in value:
+        return _stripped(value, word, sign)
+    if not _is_known(value):
+        return None
+    match sign:
+        case "length":
+            return str(len(value))
+        case "^" | "^^":
+            return value[:1].upper() + (value[1:] if sign == "^" else value[1:].upper())
+        case "," | ",,":
+            return value[:1].lower() + (value[1:] if sign == "," else value[1:].lower())
+        case "/" | "//":
+            found = pattern(word)
+            if found is None or found.fullmatch("") or not _is_known(other) or re.search(r"[&\\']", other):
+                return None
+            return found.sub(lambda _: other, value, count=int(sign == "/"))
+    return None
+
+
+def _stripped(value: str, word: Field, sign: str) -> str | None:
+    """A value without what fits a pattern at its beginning (`#`) or end (`%`); doubled, the longest piece.
+
+    None where that depends on a variable of the environment.
+    """
+    found, front = pattern(word), sign[0] == "#"
+    if found is None:
+        return None
+    places: Iterable[int] = range(len(value) + 1)
+    if front is (len(sign) == 2):
+        places = reversed(range(len(value) + 1))
+    cut = next((at for at in places if found.fullmatch(value[:at] if front else value[at:])), None)
+    if cut is None:
+        return value if _is_known(value) or not any("*" in text for text, quoted in word if not quoted) else None
+    removed, kept = (value[:cut], value[cut:]) if front else (value[cut:], value[:cut])
+    reaches = word[0 if front else -1] if word else ("", True)
+    is_sure = _is_known(kept) and reaches == ("*", False) if len(sign) == 2 else _is_known(removed)
+    return kept if is_sure or _is_known(value) else None

@@ -16,7 +16,7 @@ from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE
 from trinity_core.config.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
 from trinity_core.config.yaml_text import parse_value
 
-_PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
+PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
 _DEEPEST = 20
@@ -66,7 +66,7 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, f"cannot be read: {error}.") from None
     script = ShellScript(text, arguments)
     try:
-        found = list(_programs(script))
+        found = list(programs(script))
     except RecursionError:
         raise _wrong(path, "is nested too deeply.") from None
     except UnreadableShell as error:
@@ -81,11 +81,11 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
     return _from_command(*found[0], path, script.assumptions)
 
 
-def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
+def programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
     """The commands that start a training, with the place of the program among the words."""
     for command in script.commands():
         for place, word in enumerate(command.words):
-            if place and _PROGRAM.search(word):
+            if place and PROGRAM.search(word):
                 yield command, place
                 break
 
