@@ -211,16 +211,15 @@ def keep_version(versions: WeightVersions, version: int, copying: Copying) -> No
 def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
     """The file of each version of whole weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
 
-    It holds the other kind if the sync method has changed. A file without a version is of no use.
+    It holds the other kind if the sync method has changed.
     """
     from safetensors import safe_open
 
     found: dict[int, Path] = {}
     for path in checkpoint.glob(f"{KEPT_WEIGHTS}*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            version = (file.metadata() or {}).get("version")
-            if version and any(map(is_adapter, file.keys())) is of_adapter:
-                found[int(version)] = path
+            if any(map(is_adapter, file.keys())) is of_adapter:
+                found[int(file.metadata()["version"])] = path
     return found
 
 
