@@ -20,7 +20,7 @@ from measured import make_tiny
 from training_part import our_step, rollouts
 
 LIMIT = 1.6
-BUSY = "while True: pass"
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 OTHER = "BUSY_PROCESS"
 """The variable that holds its id."""
 
@@ -57,13 +57,11 @@ def train(rounds: int, other: int) -> int:
 
 
 def main() -> int:
-    from trinity_core.inference.settings import SPIN_COUNT_ALONE
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--niceness", type=int, default=0, help="of the trainer; Ray's own default is 15")
-    parser.add_argument("--spin", type=int, default=SPIN_COUNT_ALONE, help="turns that idle threads spin")
+    parser.add_argument("--spin", type=int, default=0, help="turns that idle threads spin; a run has none")
     args = parser.parse_args()
     if OTHER not in os.environ:
         other = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)

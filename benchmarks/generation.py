@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trinity_core.inference.settings import SPIN_COUNT_ALONE, EngineSettings
+from trinity_core.inference.settings import EngineSettings
 
 
 def arguments() -> argparse.Namespace:
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int)
-    parser.add_argument("--spin", type=int, default=SPIN_COUNT_ALONE, help="turns that idle OpenMP threads spin")
+    parser.add_argument("--spin", type=int, default=0, help="turns that idle OpenMP threads spin; a run has none")
     parser.add_argument("--no-ray", action="store_true", help="the engine in this process")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -106,7 +106,7 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
     from trinity_core.inference.remote import as_handle
     from trinity_core.inference.requests import Sampling
 
-    pool = EnginePool([as_handle(_engine(settings, args.no_ray))], str(args.model))
+    pool = EnginePool([as_handle(_engine(settings, args))], str(args.model))
     await pool.start()
     encoder = ChatEncoder(load_tokenizer(str(args.model), False))
     stops = stop_tokens(str(args.model), encoder)
@@ -134,15 +134,16 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
     return pairs
 
 
-def _engine(settings: EngineSettings, here: bool) -> object:
+def _engine(settings: EngineSettings, args: argparse.Namespace) -> object:
     from trinity_core.inference.in_process import InProcessEngine
 
-    if here:
+    if args.no_ray:
         return InProcessEngine(settings)
     import ray
 
     ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": settings.environment()}}
+    env = settings.environment() | {"GOMP_SPINCOUNT": str(args.spin)}
+    options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": env}}
     return ray.remote(InProcessEngine).options(**options).remote(settings)
 
 
@@ -161,14 +162,13 @@ def main() -> None:
         512,
         max_num_seqs=args.tasks * args.repeats,
         threads=args.threads,
-        spin_count=args.spin,
         block_size=args.block,
     )
+    spinning = {"GOMP_SPINCOUNT": str(args.spin)}
     # The peer: vLLM as it comes, but in one process and with the same threads, spinning no longer.
-    threads = {"OMP_NUM_THREADS": str(args.threads), "GOMP_SPINCOUNT": str(args.spin)}
-    environment = threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {"OMP_NUM_THREADS": str(args.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | spinning
     if args.no_ray:
-        os.environ.update(settings.environment())
+        os.environ.update(settings.environment() | spinning)
     other = Peer(args, environment | {"VLLM_LOGGING_LEVEL": "ERROR"})
     try:
         pairs = asyncio.run(ours(args, settings, other))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -30,14 +29,6 @@ SOURCES = (
     "README.md",
     "LICENSE",
 )
-
-DEPLOYED = """
-from prefect.client.orchestration import get_client
-with get_client(sync_client=True) as client:
-    for one in client.read_deployments():
-        print(one.name, one.entrypoint, *one.pull_steps[0].values())
-"""
-"""Prints name, entrypoint and arguments of the pull step of each deployment."""
 
 
 def run(*command: str | Path, cwd: Path, seconds: float = 300) -> str:
@@ -117,21 +108,6 @@ def test_the_quick_start_runs_in_a_project(bin_folder, project):
     run(bin_folder / "trinity", "quickstart", "--config", "short.yaml", cwd=project, seconds=400)
     summary = json.loads((project / "runs/quickstart/summary.json").read_text())
     assert summary["steps"] == {"sft": 2, "rft": 2} and (project / summary["hf_dir"] / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_up_deploys_every_flow_of_a_project(bin_folder, project):
-    port = free_port()
-    run(bin_folder / "trinity", "up", "--port", str(port), "--mlflow-port=0", "--studio-port=0", cwd=project)
-    try:
-        lines = run(bin_folder / "python", "-c", DEPLOYED, cwd=project).splitlines()
-        named = yaml.safe_load((project / "prefect.yaml").read_text())["deployments"]
-        assert sorted(line.split(" ", 2)[:2] for line in lines) == sorted(
-            [each["name"], each["entrypoint"]] for each in named
-        )
-        assert all(ast.literal_eval(line.split(" ", 2)[2]) == {"directory": str(project)} for line in lines)
-    finally:
-        run(bin_folder / "trinity", "down", cwd=project)
 
 
 def test_up_refuses_a_module_that_hides_one_of_its_own(bin_folder, tmp_path):

@@ -229,8 +229,10 @@ def test_a_run_shows_what_it_does(
     assert all(f"step {standins.STEPS}" in title for title in titles)
 
 
-def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The summary of a pipeline of these stages, with light actors, that begins anew where their folders are taken."""
+def run_pipeline(
+    folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> Any:
+    """The summary of a pipeline of these stages, with light actors."""
     from flows.pipeline import pipeline
 
     use_standins()
@@ -238,10 +240,11 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
         "trinity_core.runtime.evaluation.huggingface_folder", lambda config, step, merge: folder / "model"
     )
     path = written(folder, name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages} | settings))
     load = mock.Mock(wraps=configuration.load_config)
-    monkeypatch.setattr(configuration, "load_config", load)
-    summary = pipeline(config=str(path))
+    with monkeypatch.context() as counted:
+        counted.setattr(configuration, "load_config", load)
+        summary = pipeline(config=str(path))
     assert load.call_count == 1, "each stage gets the configuration as a value"
     return summary
 
@@ -265,7 +268,7 @@ def test_a_pipeline_scores_a_last_stage_without_explorer(
     earlier = tmp_path / "tests" / "warm_sft"
     earlier.mkdir(parents=True)
     (earlier / "notes.txt").touch()
-    summary = run_pipeline(tmp_path, "warm", [sft], monkeypatch)
+    summary = run_pipeline(tmp_path, "warm", [sft], monkeypatch, continue_from_checkpoint=False)
     assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
     assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
 
@@ -273,8 +276,12 @@ def test_a_pipeline_scores_a_last_stage_without_explorer(
 def test_a_stage_may_only_evaluate(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a finished pipeline is not run again."""
     stages = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
     summary = run_pipeline(tmp_path, "benched", stages, monkeypatch)
+    again = run_pipeline(tmp_path, "benched", stages, monkeypatch)
+    assert {**again, "stage_seconds": 0} == {**summary, "stage_seconds": 0}
+    assert attempts(tmp_path / "tests/benched_tune") == [0]
     assert kinds_of_inputs(prefect_api) <= {"parameter", "constant", "task_run"}
     assert summary["scores"] == {"before": 0.5, "tune": 0.56, "bench": 0.5}, "the stand-in scores by the step alone"
     assert summary["steps"] == {"tune": standins.STEPS, "bench": 0} and summary["score"] == 0.5

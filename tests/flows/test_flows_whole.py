@@ -1,8 +1,8 @@
 """The whole system on its real parts, nothing replaced: Prefect with a worker, Ray, vLLM, DeepSpeed, MLflow.
 
 A pipeline runs as a deployment, each kind of its processes is killed, is started again by `trinity up`, and ends with
-the weights of the run that was never killed, to the bit. Its checkpoints are converted, a sweep scores those that have
-no score, and `trinity run` finds it finished. Another run is made and led in Studio, in a browser.
+the weights of the run that was never killed, to the bit. Its checkpoints are converted, and a sweep scores those that
+have no score. Another run is made and led in Studio, in a browser.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import httpx
 import psutil
 import pytest
+import yaml
 from chaos.comparing import first_difference
 from chaos.killing import LONGEST_ATTEMPT, ChaosRun, Kill
 from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
 from studio_browser import person_at
 
+from trinity_core.checkpoints.convert import convert_all
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
@@ -122,8 +125,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
     root = tmp_path_factory.mktemp("deployed")
     with pipeline(root, tiny_folders, "monitor.monitor_type=mlflow", *HANGING, kind=Deployed) as here:
         here.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        for name in ("flows", "prefect.yaml"):
-            (root / name).symlink_to(ROOT / name)
+        (root / "prefect.yaml").symlink_to(ROOT / "prefect.yaml")
         ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
         here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
         servers = [psutil.Process(process["pid"]) for process in here.up()["processes"]]
@@ -131,6 +133,17 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         yield here
         here.call("trinity", "down")
         assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def test_every_flow_of_the_project_is_deployed(deployed: Deployed) -> None:
+    """A run of it works in the project's folder, where no flow's file is."""
+    listed = httpx.post(f"{deployed.up()['api_url']}/deployments/filter", json={}, timeout=60).json()
+    named = yaml.safe_load((deployed.root / "prefect.yaml").read_text())["deployments"]
+    assert sorted((one["name"], one["entrypoint"]) for one in listed) == sorted(
+        (one["name"], one["entrypoint"]) for one in named
+    )
+    folders = [arguments for one in listed for [arguments] in [one["pull_steps"][0].values()]]
+    assert folders == [{"directory": str(deployed.root)}] * len(named)
 
 
 def trained_steps(job: Path) -> list[int]:
@@ -211,16 +224,9 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Deploy
     assert client.get_model_version_by_alias(model.name, "champion")
 
 
-def test_a_finished_pipeline_is_not_run_again(deployed: Deployed) -> None:
-    digest = deployed.digest()
-    deployed.call("trinity", "run", "--config", "run.yaml", *deployed.overrides)
-    assert trained_steps(deployed.job) == list(range(1, STEPS + 1)) and deployed.digest() == digest
-
-
-def test_a_flow_converts_all_checkpoints(deployed: Deployed) -> None:
-    deployed.deployment_run("convert/gsm8k", "--watch", checkpoint_dir=str(deployed.job))
-    folders = [folder / "actor/huggingface" for folder in deployed.job.glob("global_step_*")]
-    assert folders and all(weights_digest(folder) for folder in folders)
+def test_all_checkpoints_are_converted(deployed: Deployed) -> None:
+    folders = convert_all(deployed.job)
+    assert len(folders) == len([*deployed.job.glob("global_step_*")]) and all(map(weights_digest, folders))
 
 
 def test_a_sweep_scores_what_has_no_score(deployed: Deployed) -> None:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from trinity_core.sync.weight_check import TOLERANCES
+from trinity_core.errors import WeightSyncError
+from trinity_core.inference import weight_receiver
+from trinity_core.inference.in_process import InProcessEngine
+from trinity_core.inference.requests import WeightSource
+from trinity_core.sync.checkpoint import CheckpointVersions
+from trinity_core.sync.weight_check import TOLERANCES, WeightCheck
 
 pytestmark = pytest.mark.slow
+
+TOKENS = (3, 14, 15, 92, 65, 35, 89, 79)
+NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.k_proj.bias"
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    tokens = torch.tensor([TOKENS])
+    with torch.no_grad():
+        return model(tokens).logits[0, :-1].float().log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+
+
+def step(model: Any) -> None:
+    """Change each weight by at most one unit in the last place of bfloat16, as a small learning rate does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            nudged = parameter * (1 + torch.randint(-1, 2, parameter.shape) * 2**-7)
+            parameter.copy_(torch.where(parameter == 0, torch.full_like(parameter, 1e-3), nudged))
+
 
 NOT_HELD = r"the engine does not hold version {} of the weights: its parameter "
 ERRORS = {
@@ -26,19 +52,105 @@ ERRORS = {
     "norms exchanged": NOT_HELD.format(12) + r"model.layers.0.input_layernorm.weight holds other values than the "
     r"trainer published \(and 1 more\)$",
     "tied head skipped": NOT_HELD.format(14) + r"lm_head.weight \(packed\) still holds the values of version 13$",
-    "none again": "",
 }
 
 
-def test_wrong_weights_of_a_bfloat16_engine_are_named(tiny_folder: Path, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("stale.py")
-    done = subprocess.run(
-        [sys.executable, script, tiny_folder, tmp_path], capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    for fault, pattern in ERRORS.items():
-        error, gap = found.pop(fault)
-        assert re.fullmatch(pattern, error), (fault, error)
-        assert gap < TOLERANCES["bfloat16"], "the log-probs alone would have let it pass"
-    assert not found
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+def without(*names: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    return lambda weights: ((name, tensor) for name, tensor in weights if name not in names)
+
+
+def exchanged(first: str, second: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    other = {first: second, second: first}
+    return lambda weights: ((other.get(name, name), tensor) for name, tensor in weights)
+
+
+class Run:
+    """An engine and the versions that a trainer publishes for it."""
+
+    def __init__(self, engine: InProcessEngine, folder: Path, model: Any) -> None:
+        self.engine, self.folder, self.model = engine, folder, model
+        self.versions = CheckpointVersions(folder)
+        self.number = 0
+
+    def publish(self) -> Path:
+        """The file of the next version: a step after the one before."""
+        step(self.model)
+        self.number += 1
+        check = WeightCheck(TOKENS, tuple(logprobs(self.model).tolist()), "bfloat16")
+        record = self.versions.publish(self.number, self.model.state_dict().items(), check)
+        return self.versions._record_path(self.number).parent / record.file
+
+    def load(self) -> str:
+        """Load the newest version; the error, or an empty string."""
+        try:
+            asyncio.run(self.engine.load(WeightSource("checkpoint", str(self.folder)), self.number))
+        except WeightSyncError as error:
+            return str(error)
+        return ""
+
+    def gap(self) -> float:
+        """What the log-probs say of the engine's weights."""
+        return float((torch.tensor(asyncio.run(self.engine.score(TOKENS))) - logprobs(self.model)).abs().max())
+
+
+def loaded_by(keep: Callable[[Iterator[Any]], Iterator[Any]], patch: pytest.MonkeyPatch) -> None:
+    """Let the model's loader see what `keep` makes of the tensors."""
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    load = Qwen2ForCausalLM.load_weights
+    patch.setattr(Qwen2ForCausalLM, "load_weights", lambda self, weights: load(self, keep(weights)))
+
+
+def test_wrong_weights_of_a_bfloat16_engine_are_named(
+    engine_of: Any, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
+    engine = engine_of(str(tiny_folder), dtype="bfloat16", max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1)
+    run = Run(engine, tmp_path, model)
+
+    def check(fault: str) -> None:
+        error = run.load()
+        assert re.fullmatch(ERRORS[fault], error), (fault, error)
+        assert run.gap() < TOLERANCES["bfloat16"], "the log-probs alone would have let it pass"
+
+    before = run.publish()
+    check("none")
+    kept = shutil.copy(before, tmp_path / "before.safetensors")
+    after = run.publish()
+    shutil.copy(kept, after)
+    check("bytes of the step before")
+
+    tensors = load_file(run.publish())
+    run.load()
+    file = run.publish()
+    file.write_bytes(file.read_bytes().replace(raw(load_file(file)[NORM]), raw(tensors[NORM])))
+    check("one stale tensor")
+
+    for fault, keep in {
+        "nothing loaded": lambda weights: iter(()),
+        "norm skipped": without(NORM),
+        "bias skipped": without(BIAS),
+        "norms exchanged": exchanged(NORM, NORM.replace("layers.1", "layers.0")),
+    }.items():
+        run.publish()
+        assert not run.load()
+        run.publish()
+        with monkeypatch.context() as patch:
+            loaded_by(keep, patch)
+            check(fault)
+
+    run.publish()
+    assert not run.load()
+    run.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_receiver, "with_head", without("lm_head.weight"))
+        check("tied head skipped")
+    run.publish()
+    check("none")

@@ -86,8 +86,8 @@ def test_a_chat_answer_has_text_and_usage(api):
 
 def test_streamed_text_is_that_of_the_whole_answer(api):
     for seed in range(4):
-        given = answer(api.client(), seed=seed, max_tokens=100).choices[0]
-        text, _, reason = streamed(api.client(), seed=seed, max_tokens=100)
+        given = answer(api.client(), seed=seed, max_tokens=40).choices[0]
+        text, _, reason = streamed(api.client(), seed=seed, max_tokens=40)
         assert (text, reason) == (given.message.content, given.finish_reason)
 
 
@@ -198,16 +198,15 @@ AS_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "c
 def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
     with serving(tiny_folder, tiny_engine, judge=True) as api:
         client = api.client(api.session(seed=1) if where == "session" else None)
-        whole = []
-        for seed in range(8):
-            ask = {"model": "judge" if where == "judge" else "policy", "messages": ASK, "max_tokens": 100, "seed": seed}
-            given = client.chat.completions.create(**ask, **AS_JSON).choices[0]
-            parts = client.chat.completions.create(**ask, **AS_JSON, stream=True)
-            text = given.message.content
-            assert text == "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-            assert client.chat.completions.create(**ask, **YES_OR_NO).choices[0].message.content in ("yes", "no")
-            if given.finish_reason == "stop":  # white space is allowed, and this model was never trained
-                whole.append(json.loads(text))
+        ask = {"model": "judge" if where == "judge" else "policy", "messages": ASK, "max_tokens": 100, "seed": 0}
+        given = client.chat.completions.create(**ask, **AS_JSON, n=8).choices
+        chosen = client.chat.completions.create(**ask, **YES_OR_NO, n=8).choices
+        [alone] = client.chat.completions.create(**ask, **AS_JSON).choices
+        parts = client.chat.completions.create(**ask, **AS_JSON, stream=True)
+        text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == alone.message.content and {choice.message.content for choice in chosen} <= {"yes", "no"}
+    # White space is allowed, and this model was never trained.
+    whole = [json.loads(choice.message.content) for choice in given if choice.finish_reason == "stop"]
     assert whole and all(said.keys() == {"n", "sure"} and said["n"] in (1, 2, 3) for said in whole)
 
 
@@ -296,13 +295,13 @@ def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folde
 
 def test_a_conversation_that_fills_the_context_is_refused(api):
     """With the words by which agents know that they must shorten their history."""
-    more = {"role": "user", "content": "And then?"}
+    ask, more = [{"role": "user", "content": "2 " * 80}], {"role": "user", "content": "And then?"}
     body = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
     def second(first_tokens):
         client = api.client(api.session())
-        said = answer(client, max_tokens=first_tokens, **body).choices[0].message
-        return answer(client, [*ASK, said, more], max_tokens=5, **body)
+        said = answer(client, ask, max_tokens=first_tokens, **body).choices[0].message
+        return answer(client, [*ask, said, more], max_tokens=5, **body)
 
     others = len(second(1).prompt_token_ids) - 1
     assert second(255 - others).usage.completion_tokens == 1

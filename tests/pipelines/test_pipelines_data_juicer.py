@@ -31,8 +31,8 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = LocalDataJuicer()
+def server(tmp_path_factory):
+    server = LocalDataJuicer(api_address=tmp_path_factory.mktemp("run") / "api.json")
     yield server
     server.close()
 
@@ -48,16 +48,6 @@ def test_rows_are_filtered_deduplicated_and_mapped(server):
     assert [row["question"] for row in left] == [ROWS[0]["question"], ROWS[3]["question"]]
     assert [row["__dj__stats__"]["text_len"] for row in left] == [50, 46]
     assert process_rows([], server, operators) == []
-
-
-@installed
-def test_a_killed_server_is_started_again(server):
-    operators = [{"words_num_filter": {"text_key": "question", "min_num": 5}}]
-    assert len(process_rows(ROWS, server, operators)) == 3
-    before = server._child
-    os.kill(before.process.pid, signal.SIGKILL)
-    assert len(process_rows(ROWS, server, operators)) == 3
-    assert server._child is not before
 
 
 @installed
@@ -109,8 +99,8 @@ def test_experiences_are_dropped_and_their_numbers_shape_rewards(server):
 
 
 @installed
-def test_operators_ask_models_that_the_run_serves(tmp_path, monkeypatch):
-    """They find them by the address that the run has written down. An answer that is no verdict is no score of 0."""
+def test_a_killed_server_is_started_again_and_asks_models_that_the_run_serves(server, monkeypatch):
+    """By the address that the run has written down. An answer that is no verdict is no score of 0."""
     aspects = ("accuracy", "grammar", "informativeness", "coherence")
 
     def judge(_: int, asked: Asked) -> Reply:
@@ -124,14 +114,14 @@ def test_operators_ask_models_that_the_run_serves(tmp_path, monkeypatch):
         "try_num": 1,
     }}  # fmt: skip
     args = {"operators": [asks]}
+    assert len(process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question", "min_num": 5}}])) == 3
+    before = server._child
     with serving(judge) as endpoint:
-        (tmp_path / "api.json").write_text(json.dumps({"base_url": endpoint.url, "api_key": "secret"}))
-        server = LocalDataJuicer(api_address=tmp_path / "api.json")
-        try:
-            one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
-            left, _ = one.run([_experience("four", 0), _experience("well", 1)])
-        finally:
-            server.close()
+        server.api_address.write_text(json.dumps({"base_url": endpoint.url, "api_key": "secret"}))
+        os.kill(before.process.pid, signal.SIGKILL)
+        one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
+        left, _ = one.run([_experience("four", 0), _experience("well", 1)])
+    assert server._child is not before
     assert [each.info.get("llm_quality_score") for each in left] == [(5 + 4 + 3 + 4) / 4 / 5, None]
     assert {(each.body["model"], each.authorization) for each in endpoint.asked} == {("judge", "Bearer secret")}
 

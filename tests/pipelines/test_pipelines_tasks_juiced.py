@@ -10,7 +10,7 @@ from ports import free_port
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import InputError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
 from trinity_core.pipelines.tasks import TaskPipeline, curate, curated_tasks
@@ -117,8 +117,3 @@ def test_the_runs_own_server_curates_rows(tmp_path):
         ("Natalia sold clips to 48 of her friends. How many?", 50, "none"), (ROWS[2]["question"], 44, None),
     ]  # fmt: skip
     assert made.dropped == {"1 data_juicer": 1}
-    unknown = config_of(
-        tmp_path, {"data_juicer": {"auto_start": True, "port": free_port()}}, [{"text_lenght_filter": {}}]
-    )
-    with pytest.raises(TrinityError, match="text_lenght_filter"):
-        curated_tasks(unknown)

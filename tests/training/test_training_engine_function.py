@@ -2,18 +2,80 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_function import LONGEST, ROW, make_model, rows, trainer_logprobs
 
+from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.training.policy import find_fast_paths, load_causal_lm
+from trinity_core.training.micro import build_micro
+from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
+
+VOCABULARY, ROW, LONG, LONGEST = 128, 48, 150, 200
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+WINDOW = {
+    "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0, "layer_types": ["sliding_attention"] * 2,
+}  # fmt: skip
+
+
+def longrope() -> dict[str, Any]:
+    """Other frequencies beyond 64 positions."""
+    factors = {"short_factor": [1.0] * 16, "long_factor": [1.0 + 0.5 * i for i in range(16)], "factor": 4.0}
+    return {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
+
+
+def configuration(kind: str) -> tuple[Any, dict[str, Any]]:
+    """A model's configuration and what a run overrides of it."""
+    from transformers import Gemma2Config, Phi3Config, Qwen2Config
+
+    if kind == "window":
+        return Qwen2Config(**SIZES), WINDOW
+    if kind == "phi3":
+        return Phi3Config(**SIZES, rope_parameters=longrope(), original_max_position_embeddings=64, pad_token_id=0), {}
+    return Gemma2Config(
+        **SIZES, head_dim=32, query_pre_attn_scalar=32, sliding_window=64, attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    ), {}  # fmt: skip
+
+
+def make_model(kind: str, folder: Path) -> dict[str, Any]:
+    """Save a model whose attention scores are large enough for caps and frequencies to show; returns the overrides."""
+    from transformers import AutoModelForCausalLM
+
+    config, overrides = configuration(kind)
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(15.0 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj")) else 4.0)
+    lm.save_pretrained(folder)
+    return overrides
+
+
+def rows() -> list[Experience]:
+    """A row and a longer one."""
+    rng = np.random.default_rng(0)
+    return [
+        Experience(tokens=rng.integers(3, VOCABULARY, n), prompt_length=1, action_mask=np.ones(n - 1, dtype=np.bool_))
+        for n in (ROW, LONG)
+    ]
+
+
+def trainer_logprobs(folder: Path, overrides: dict[str, Any], chosen: list[int]) -> np.ndarray:
+    """The trainer's log-probs of the first row, computed together with the rows `chosen`."""
+    lm = load_causal_lm(str(folder), torch.float32, overrides=overrides, max_model_len=LONGEST)
+    fast_paths = find_fast_paths(lm)
+    with torch.no_grad():
+        micro = build_micro(rows(), chosen, LONG - 1, fast_paths.packing).to(torch.device("cpu"))
+        return np.asarray(micro.grid(Policy(lm, fast_paths)(micro, 1.0, False)[0])[0, : ROW - 1])
 
 
 def own_logprobs(folder: Path, seen: int) -> np.ndarray:
@@ -69,15 +131,13 @@ def test_soft_caps_that_a_sample_does_not_show_are_kept(dtype: torch.dtype, tmp_
 
 
 @pytest.mark.slow
-def test_engine_and_trainer_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["window", "phi3", "gemma2"])
+def test_engine_and_trainer_agree(engine_of: Any, kind: str, tmp_path: Path) -> None:
     """With an override that shows after 16 tokens, with longrope and with soft caps; the real engine."""
-    script = Path(__file__).with_name("engine_function.py")
-    done = subprocess.run(
-        [sys.executable, script, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    gaps = json.loads(done.stdout.splitlines()[-1])
-    assert {(kind, way): gap for kind, of in gaps.items() for way, gap in of.items() if gap > 1e-4}.keys() == {
-        ("window", "folder")
-    }
-    assert gaps["window"]["folder"] > 0.1
+    overrides = make_model(kind, tmp_path)
+    engine = engine_of(str(tmp_path), LONGEST, max_num_seqs=4, kv_cache_gib=0.1, model_overrides=overrides)
+    scores = np.array(asyncio.run(engine.score([int(token) for token in rows()[0].tokens])))
+    for chosen in ([0], [0, 1]):
+        np.testing.assert_allclose(scores, trainer_logprobs(tmp_path, overrides, chosen), atol=1e-4)
+    if overrides:
+        assert np.abs(scores - trainer_logprobs(tmp_path, {}, [0])).max() > 0.1

@@ -24,15 +24,11 @@ CPU_BATCH_TOKENS = 16384
 """Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: generators on the
 CPU cannot continue a seeded request between chunks."""
 
-SPIN_COUNT = 1000
-"""Turns that an idle OpenMP thread spins before it sleeps (a few microseconds) while other processes need the cores.
-OpenMP's default is milliseconds. 128 answers of 40 tokens by 2 threads on 2 cores under loads of 8 to 17: 11.2 s by
-default, 2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none (`benchmarks/generation.py --threads 2
---spin N`)."""
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Idle OpenMP threads of CPU processes sleep at once. Spinning saves a twelfth of a train step on a quiet machine, and
+makes everything four times as slow where one other process is busy (`benchmarks/busy_machine.py --spin 60000`,
+`benchmarks/generation.py --threads 2 --spin 60000`)."""
 
-SPIN_COUNT_ALONE = 60000
-"""The same while no other process computes. On a quiet machine waking a thread costs more than letting it spin: 0.52 s
-instead of 1.09 s."""
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -62,8 +58,6 @@ class EngineSettings:
     seed: int = 0
     threads: int = 1
     """OpenMP threads of a CPU engine."""
-    spin_count: int = SPIN_COUNT
-    """Turns that its idle threads spin."""
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
     lora_rank: int = 0
@@ -121,9 +115,9 @@ class EngineSettings:
         return (
             quiet
             | uncompiled
+            | PASSIVE_THREADS
             | {
                 "OMP_NUM_THREADS": str(self.threads),
-                "GOMP_SPINCOUNT": str(self.spin_count),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_HOST_IP": LOOPBACK,
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -131,7 +125,7 @@ class EngineSettings:
         )
 
 
-def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: int = SPIN_COUNT) -> EngineSettings:
+def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSettings:
     """The settings of each engine of the policy. `threads` is its share of the cores on the CPU.
 
     Raises `TrinityError` for sampling whose log-probs a GPU engine cannot report as the trainer computes them.
@@ -148,7 +142,6 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,
-        spin_count=spin_count,
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=config.model.trust_remote_code,
         model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,

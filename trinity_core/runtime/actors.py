@@ -77,7 +77,7 @@ def engine_settings(config: Config, placement: Placement) -> EngineSettings:
     """The settings of the policy's engines."""
     from trinity_core.inference.settings import policy_engine
 
-    return policy_engine(config, placement.on_gpu, placement.engine_threads, placement.spin_count)
+    return policy_engine(config, placement.on_gpu, placement.engine_threads)
 
 
 def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
@@ -241,12 +241,13 @@ def run_until_done(
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
     """The environment variables that DeepSpeed and torch read."""
+    from trinity_core.inference.settings import PASSIVE_THREADS
+
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
         # Micro-batches have as many sizes as there are: segments that grow leave no gaps between them.
         return common | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
-    return common | cpu | KEPT_MEMORY | KERNELS
+    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} | PASSIVE_THREADS | KEPT_MEMORY | KERNELS
 
 
 def _start_engine(

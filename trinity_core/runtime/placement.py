@@ -11,7 +11,6 @@ from trinity_core.config.resolve import most_repeats
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
-from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
 from trinity_core.sync.schedule import SyncSchedule
 
 
@@ -72,12 +71,6 @@ class Placement:
     """Of a joined cluster those that are reserved for them."""
     colocated: bool = False
     """Engine and trainer use the GPU one at a time (`sync/shared_gpu.py`); on the CPU they behave as if."""
-
-    @property
-    def spin_count(self) -> int:
-        """Turns that idle OpenMP threads spin: many only where engines and trainer never compute at the same time."""
-        together = bool(self.engines) and bool(self.trainers) and not self.in_turn
-        return SPIN_COUNT if together else SPIN_COUNT_ALONE
 
     @property
     def shares_gpu(self) -> bool:
@@ -182,8 +175,8 @@ def is_in_turn(config: Config) -> bool:
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:
     """OpenMP threads of (one engine, one trainer worker).
 
-    Threads that spin take cores away from the others, so the shares of all processes that work at a time add up to no
-    more than the cores. In turn, either side may have all of them.
+    The shares of all processes that work at a time add up to no more than the cores. In turn, either side may have all
+    of them.
     """
     if in_turn:
         return max(cpus // max(engines, 1), 1), max(cpus // max(trainers, 1), 1)
