@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -364,7 +364,7 @@ def try_environment(
         raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(said)}")
     if actions and actions_file is not None:
         raise typer.BadParameter("give --actions or --actions-file, not both")
-    settings = {"environment": target}
+    settings: dict[str, Any] = {"environment": target}
     if config is not None:
         settings = configured_args(stages(load_checked(config, with_plugins(None, plugin_dir))), target)
     settings |= json_object("--workflow-args", workflow_args)
