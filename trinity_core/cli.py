@@ -320,10 +320,7 @@ app.add_typer(env_app)
 def try_environment(
     target: Annotated[
         str,
-        typer.Argument(
-            help="A registered name, package.module:Class or folder/file.py:Class; with --config, a task set's name.",
-            show_default=False,
-        ),
+        typer.Argument(help="A name, package.module:Class, folder/file.py:Class, or with --config a task set."),
     ],
     said: Annotated[
         list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="What the policy would say, after --actions.")
