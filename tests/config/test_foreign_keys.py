@@ -323,6 +323,19 @@ def test_an_endpoint_is_refused_where_nothing_is_scored() -> None:
     assert [each.external_model is not None for each in stages(config_from_dict(merge(GOOD, above)))] == [True]
 
 
+@pytest.mark.parametrize(
+    "off", [{"explorer": {"external_model": None}}, {"model": {"external_model": {"enable": False}}}]
+)
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_stage_can_turn_the_endpoint_off(off: dict[str, Any], foreign: bool) -> None:
+    explorer: dict[str, Any] = {"env_vars": {"OWN_ADDRESS": ADDRESS}}
+    above = {"model": {"external_model": ENDPOINT}} if foreign else {}
+    explorer |= {} if foreign else {"external_model": {"base_url": ADDRESS, "model_name": "m"}}
+    listed = [{"stage_name": "a"}, {"stage_name": "b", **off}]
+    config = config_from_dict(merge(GOOD, {"mode": "bench", "explorer": explorer, **above, "stages": listed}))
+    assert [each.external_model is not None for each in stages(config)] == [True, False]
+
+
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
     for section, verdicts in KEYS.items():
         for name in verdicts.keys() & types_of(section).keys():
