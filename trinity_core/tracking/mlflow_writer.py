@@ -26,14 +26,8 @@ from filelock import FileLock, Timeout
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
-<<<<<<< HEAD
 from trinity_core.files import networked, write_json
-from trinity_core.page_notes import read_page_note
-=======
-from trinity_core.files import write_json
-from trinity_core.files import networked
 from trinity_core.page_notes import mlflow_address
->>>>>>> main
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
