@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from trinity_core.config.fields import setting_at
 from trinity_core.errors import TrinityError
@@ -84,21 +86,30 @@ def _main(name: str, title: str) -> FieldInfo:
         about["examples"] = list(setting.names)
     low: Any = setting.bounds.low if setting.bounds else None
     exclusive = bool(setting.bounds and setting.bounds.exclusive)
+
     shown: FieldInfo = Field(gt=low if exclusive else None, ge=None if exclusive else low, json_schema_extra=about)
     return shown
 
 
-AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm")]
-LearningRate = Annotated[float | None, _main("lr", "Learning rate")]
-TotalSteps = Annotated[int | None, _main("total_steps", "Training steps")]
-BatchSize = Annotated[int | None, _main("batch_size", "Batch size")]
-RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task")]
+class _Optional:
+    """Of a type that may be None: the schema does not say so, else the form has `Property is type "None"` for it."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        plain: JsonSchemaValue = handler(core)["anyOf"][0]
+        return plain
+
+
+AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Optional()]
+LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
+TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]
+BatchSize = Annotated[int | None, _main("batch_size", "Batch size"), _Optional()]
+RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task"), _Optional()]
 
 
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
     """The overrides, followed by one for each main setting that is given; of a stage's own, if a stage is named."""
     prefix = f"stages.{stage}." if stage else ""
-    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value is not None}
+    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
     return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
 
 

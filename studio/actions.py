@@ -31,19 +31,21 @@ def hindrance(action: Action, run: Run) -> str:
         case Action.CANCEL if run.state.is_over:
             return "The run is over."
         case Action.CANCEL if run.state is RunState.STOPPING:
-            return "It is stopping already."
+            return "The run is stopping already."
         case Action.RETRY if not run.state.is_over:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
-        case Action.CANCEL | Action.RETRY if _deployed(run) is None and run.own_process is None:
-            return "It was started by a command: press Ctrl+C in its terminal."
+        case Action.CANCEL if _deployed(run) is None and run.own_process is None:
+            return "The run was started by a command: press Ctrl+C in its terminal."
+        case Action.RETRY if _deployed(run) is None and run.own_process is None:
+            return "The run was started by a command: give the command again (below, Commands)."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
         case Action.EVALUATE if run.launch is None:
-            return "The configuration file that it was started with is not known."
+            return "The run's configuration file is not known."
         case Action.EVALUATE | Action.CONVERT if run.folder is None:
-            return "It has no checkpoints yet."
+            return "The run has no checkpoints yet."
     return ""
 
 

@@ -18,6 +18,7 @@ STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
 .hanging { white-space: pre-wrap; line-height: 1.5 }
+.st-key-title h3 { padding: 0 }
 .fact span { display: block; font-size: 0.8rem; opacity: 0.7 }
 .fact b { white-space: nowrap }
 a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px solid currentColor !important }

@@ -20,9 +20,8 @@ from studio.runs import Run
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, plain, score_text, when
 from tasks.retries import api_faults
-from trinity_core.page_notes import read_page_note, rollouts_page
-from trinity_core.tracking.forwarder import run_note
-from trinity_core.tracking.mlflow_writer import run_page as mlflow_run
+from trinity_core.page_notes import rollouts_page
+from trinity_core.tracking.mlflow_writer import served_run
 from trinity_core.tracking.writers import flatten
 from trinity_core.view.viewed_run import RunFolders
 
@@ -33,8 +32,8 @@ STEP, MINUTES = "step", "minutes"
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     """The hub of a run."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown(f"### {escaped(run.name)}", width="content")
+    with st.container(horizontal=True, vertical_alignment="center", key="title"):
+        st.subheader(escaped(run.name), anchor=False, width="content")
         st.badge(run.state.value, color=COLOURS[run.state])
     if run.detail:
         st.text(run.detail)
@@ -98,19 +97,22 @@ def show_facts(run: Run) -> None:
 
 
 def show_buttons(run: Run, settings: StudioSettings) -> None:
-    """What may be done with a run, and where else it is shown."""
+    """What may be done with a run, what not and why, and where else it is shown."""
+    reasons: dict[str, list[str]] = {}
     with st.container(horizontal=True):
         for action in Action:
             why_not = hindrance(action, run)
-            if st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not), help=why_not or None):
+            if why_not:
+                reasons.setdefault(why_not, []).append(action.value)
+            if st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
                 done(action, run, settings)
         if run.flow_run is not None:
             prefect = settings.api_url.removesuffix("/api")
             st.link_button("Prefect", f"{prefect}/runs/flow-run/{run.flow_run.id}", icon=":material/open_in_new:")
-        note, page = run_note(run.folder) if run.folder else {}, read_page_note(settings.checkpoints, "mlflow")
-        if page and note.get("uri") == page.get("uri"):
-            address = mlflow_run(str(page["url"]), note["experiment_id"], note["run_id"])
+        if run.folder is not None and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
+    if reasons:
+        st.caption("  \n".join(f"**{', '.join(names)}**: {why_not}" for why_not, names in reasons.items()))
 
 
 def done(action: Action, run: Run, settings: StudioSettings) -> None:
@@ -134,7 +136,8 @@ def show_stages(stages: Sequence[Run]) -> None:
             st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
             st.badge(stage.state.value, color=COLOURS[stage.state])
             total = f" of {stage.files.total_steps}" if stage.files.total_steps else ""
-            st.caption(f"step {stage.files.step}{total} · {score_text(stage.files.score, stage.files.interval)}")
+            score = "" if stage.files.score is None else f" · {score_text(stage.files.score, stage.files.interval)}"
+            st.caption(f"step {stage.files.step}{total}{score}")
 
 
 def show_curves(runs: Sequence[Run]) -> None:

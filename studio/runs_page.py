@@ -81,9 +81,8 @@ def show_list(runs: Sequence[Run]) -> None:
         on_select="rerun",
         selection_mode=["multi-row", "single-cell"],
         column_config={
-            "state": st.column_config.TextColumn(pinned=True),
-            "run": st.column_config.TextColumn(width="medium", pinned=True),
-            "curve": st.column_config.LineChartColumn("reward or score", width="small"),
+            "run": st.column_config.TextColumn(width="medium"),
+            "curve": st.column_config.LineChartColumn(help="The scores, or else the reward, by step", width="small"),
             "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
         },
     )

@@ -12,12 +12,12 @@ from prefect.runtime import flow_run
 
 from tasks.reports import (
     LiveReport,
+    begin_summary,
     label_run,
     show_curve,
     show_if_possible,
-    show_links,
+    show_rollouts,
     show_summary,
-    show_tracking,
 )
 from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
@@ -89,7 +89,7 @@ class PrefectAdapter(Adapter):
         """Name and tag the flow run, and link to Studio while that is served."""
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
         label_run(config.project, config.name, stage, *algorithm)
-        show_if_possible(lambda: show_links(config))
+        show_if_possible(lambda: begin_summary(config))
 
     def judged(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page where verdicts are missing."""
@@ -98,11 +98,10 @@ class PrefectAdapter(Adapter):
         return super().judged(stage)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        """Artifacts: learning curve, a link to the tracked run, and the summary."""
+        """Artifacts: learning curve, rollouts and the summary."""
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
-            if "results" in summary:
-                show_tracking(config, summary["tracking"])
+            show_if_possible(lambda: show_rollouts(config))
         rest = {name: value for name, value in summary.items() if name != "results"}
         show_if_possible(lambda: show_summary(config, rest))
 

@@ -1,4 +1,4 @@
-"""What a run shows in Prefect: name and tags, progress, learning curve, summary, links to MLflow and Studio."""
+"""What a run shows in Prefect: name and tags, progress, learning curve, rollouts, summary with links."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
 from trinity_core.config import Config
-from trinity_core.page_notes import read_page_note, studio_links
+from trinity_core.page_notes import mlflow_address, studio_links
 from trinity_core.runtime.progress import ProgressReport
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.mlflow_writer import default_uri, served_run
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +49,9 @@ def artifact_key(config: Config, kind: str) -> str:
 
 
 def label_run(project: str, name: str, stage: str, *more: str) -> None:
-    """Name and tag the current flow run: `<project>/<name>`, with tags for project, name and stage.
+    """Name and tag the current flow run: `<flow> <project>/<name>`, with tags for project, name and stage.
 
-    If Prefect's API does not take them, the run goes on without.
+    A later attempt has its number at the end. If Prefect's API does not take them, the run goes on without.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -59,9 +61,13 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         return
     ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
     tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
+    shown = f"{flow_run.flow_name} {project}/{name}"
     try:
         with get_client(sync_client=True) as client:
-            client.update_flow_run(context.flow_run.id, name=f"{project}/{name}", tags=tags)
+            # The context's flow run is of the moment before its present attempt was counted.
+            if (attempt := client.read_flow_run(context.flow_run.id).run_count) > 1:
+                shown += f" · attempt {attempt}"
+            client.update_flow_run(context.flow_run.id, name=shown, tags=tags)
     except api_faults() as error:
         log.warning("the run cannot be named in Prefect: %s", error)
 
@@ -125,6 +131,7 @@ class LiveReport(ProgressReport):
         """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
         show_if_possible(lambda: show_curve(self.config))
+        show_if_possible(lambda: show_rollouts(self.config))
 
     def tell(self, text: str, percent: float) -> None:
         """Log the text and update the summary."""
@@ -142,7 +149,6 @@ def _bar(percent: float) -> str:
 class RunPage:
     """What the summary of a flow run shows."""
 
-    links: list[str] = field(default_factory=list)
     progress: dict[str, str] = field(default_factory=dict)
     """Source of metrics → how far it is."""
     results: str = ""
@@ -175,24 +181,29 @@ def _put(key: str, text: str, description: str) -> None:
         known[key] = client.create_artifact(made).id
 
 
-def show_links(config: Config) -> None:
-    """Begin the summary, with links to the run's page and rollouts in Studio while that is served, else commands."""
-    root = config.job_dir.parent.parent
-    page, folder = _PAGES[_flow_run()], shlex.quote(str(config.job_dir))
-    page.links = studio_links(root, f"{config.project}/{config.name}") or [
-        f"Rollouts: `trinity view --checkpoint-dir {folder}`"
-    ]
-    monitor, mlflow = config.monitor, read_page_note(root, "mlflow")
-    if mlflow and monitor.monitor_type == "mlflow" and monitor.monitor_args.get("uri") in (None, mlflow.get("uri")):
-        page.links.append(f"[MLflow]({mlflow['url']})")
-    page.links.append(f"Logs: `trinity log --checkpoint-dir {folder} --follow`")
+def begin_summary(config: Config) -> None:
+    """Show the summary of an attempt that begins: its links."""
+    page = _PAGES[_flow_run()]
     page.progress, page.results = {}, ""
-    _show_page(config, "Starting")
+    _show_page(config, "starting")
+
+
+def _links(config: Config) -> str:
+    """The run in Studio and MLflow, as far as they are served; commands for what is not."""
+    root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
+    links = studio_links(root, f"{config.project}/{config.name}")
+    links = links or [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
+    if config.monitor.monitor_type == "mlflow":
+        uri = str(config.monitor.monitor_args.get("uri") or default_uri(root))
+        # MLflow has no run before the run's first metrics.
+        if address := served_run(config.job_dir) or mlflow_address(root, uri):
+            links.append(f"[MLflow]({address})")
+    return " · ".join([*links, f"Logs: `trinity log --checkpoint-dir {folder} --follow`"])
 
 
 def _show_page(config: Config, title: str) -> None:
     page = _PAGES[_flow_run()]
-    lines = [f"## {config.project} / {config.name}", " · ".join(page.links)]
+    lines = [f"## {config.project} / {config.name}", _links(config)]
     progress = page.progress.copy()  # other threads add to it; a copy is made at once, also while `_LOCK` is taken
     lines += [f"**{source}** {text}" for source, text in progress.items()]
     _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
@@ -208,13 +219,13 @@ def show_curve(config: Config) -> None:
              f"Learning curve: step {max(steps, default=0)}")  # fmt: skip
 
 
-def show_tracking(config: Config, link: str) -> None:
-    """Add how to open the tracked metrics to the summary's links: an address, or a command."""
-    kind = config.monitor.monitor_type
-    page = _PAGES[_flow_run()]
-    name = "MLflow" if kind == "mlflow" else kind
-    page.links = [each for each in page.links if not each.startswith((f"[{name}]", f"{name}:"))]
-    page.links.append(f"[{name}]({link})" if link.startswith("http") else f"{name}: `{link}`")
+def show_rollouts(config: Config) -> None:
+    """Show the newest sampled rollouts, those of an evaluation where there is one, as a table below the links."""
+    files = rollout_files(config.job_dir)
+    if files:
+        source, step, path = max(files, key=lambda file: (file[0].startswith("eval"), file[1]))
+        text = f"{_links(config)}\n\n{rollouts_table(read_rollouts(path))}"
+        _put(artifact_key(config, "rollouts"), text, f"Rollouts: {source}, step {step}")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:

@@ -22,6 +22,12 @@ def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
     return read_json(page_note(checkpoint_root_dir, page)) or {}
 
 
+def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
+    """Where `trinity up` serves the MLflow store `uri`; empty while it serves none, or another."""
+    note = read_page_note(checkpoint_root_dir, "mlflow")
+    return str(note["url"]) if note.get("uri") == uri else ""
+
+
 def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
     """Markdown: the page and the rollouts of a run, `project/name`, in Studio; none while that is not served."""
     studio = read_page_note(checkpoint_root_dir, "studio").get("url")

@@ -185,7 +185,7 @@ def test_a_run_shows_what_it_does(
     with monkeypatch.context() as wrong, pytest.raises(TrinityError):
         wrong.setattr("trinity_core.runtime.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
         run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
-    named = FlowRunFilter.model_validate({"name": {"any_": ["tests/whole"]}})
+    named = FlowRunFilter.model_validate({"name": {"any_": ["rft tests/whole"]}})
     with get_client(sync_client=True) as client:
         (failed,) = client.read_flow_runs(flow_run_filter=named)
         assert failed.state.is_failed() and failed.parameters["overrides"] == ["seed=7"]
@@ -193,7 +193,7 @@ def test_a_run_shows_what_it_does(
             asyncio.run(retry(str(failed.id), entrypoint="flows.rft.rft"))
         APILogHandler().flush()
         run = client.read_flow_run(failed.id)
-        assert run.state.is_completed() and run.run_count == 2
+        assert run.state.is_completed() and run.run_count == 2 and run.name == "rft tests/whole · attempt 2"
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
         assert any(line.name.startswith("trinity_core.runtime") for line in logs)
         summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
@@ -204,14 +204,14 @@ def test_a_run_shows_what_it_does(
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
-    assert set(keys) == {"tests-whole-curve", "tests-whole-summary"}
+    assert set(keys) == {"tests-whole-curve", "tests-whole-summary", "tests-whole-rollouts"}
     assert {artifact.flow_run_id for artifact in keys.values()} == {run.id}
     assert keys["tests-whole-curve"].task_run_id is None
     assert keys["tests-whole-curve"].data.startswith("![Learning curve](data:image/png;base64,")
     shown, titles = keys["tests-whole-summary"].data, [artifact.description for artifact in keys.values()]
     assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in shown and "**trainer**" in shown
     assert "| score | 0.56 |" in shown and "None" not in shown
-    assert all(f"step {standins.STEPS}" in title for title in titles)
+    assert all(f"step {standins.STEPS}" in title for title in titles), titles
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -196,6 +196,23 @@ def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
 
 
+def test_prefect_lists_the_pipelines_tasks_and_artifacts(deployed: Deployed, tmp_path: Path) -> None:
+    """In a browser, and the form of a run has an empty field for each setting that is not given."""
+    prefect = deployed.up()["api_url"].removesuffix("/api")
+    form = f"{prefect}/deployments/deployment/{deployed.flow_run()['deployment_id']}/run"
+
+    async def look() -> None:
+        async with person_at(f"{prefect}/runs/flow-run/{deployed.run_id}", tmp_path) as person:
+            for tab, shown in (("task-runs", "resolve-"), ("artifacts", "run-summary")):
+                await person.page.click(f"document.getElementById('{tab}')")
+                await person.page.until(f"document.getElementById('{tab}-content')?.innerText.includes('{shown}')")
+            await person.page.call("Page.navigate", url=form)
+            await person.page.until("document.body?.innerText.includes('Validate parameters')")
+            assert "None" not in await person.page.text("body")
+
+    asyncio.run(look())
+
+
 def test_the_converted_model_is_what_was_trained(deployed: Deployed, tiny_model: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM

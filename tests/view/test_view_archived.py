@@ -64,3 +64,5 @@ def test_the_page_shows_what_was_trained_on(run_folder, serving, tokenizer) -> N
             (run, f"It is {run}.\n#### {run}", True) for run in (0, 1)
         ]
         assert client.get("/groups/1/rollouts/0/tokens").status_code == 404
+        rows = client.get("/rollouts", params={"step": 1}).json()["rollouts"]
+        assert [row["response"] for row in rows if row["id"] == 1] == [each["response"] for each in group["rollouts"]]

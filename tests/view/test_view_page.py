@@ -26,6 +26,8 @@ from trinity_core.view.serving_page import serve
 from trinity_core.view.shared_page import shared_page
 from trinity_core.view.viewed_run import viewed_runs
 
+ROWS = "[...document.querySelectorAll('#table tbody tr')]"
+
 
 def store_file(folder):
     return folder / "buffer" / "explorer_output.db"
@@ -35,11 +37,14 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
         assert client.get("/api/runs").json() == ["run"]
         about = client.get("/api/runs/run/about").json()
-        assert about["store"]["tasksets"] == ["sums", "words"] and about["store"]["explorers"] == {"explorer": 3}
-        assert about["samples"] == {"eval-test": [0, 6]}
-        page = client.get("/api/runs/run/groups", params={"taskset": "sums", "reward_min": 1}).json()
-        assert [each["task"] for each in page["groups"]] == ["sums/3", "sums/2", "sums/1"] and page["before"] is None
-        group = client.get(f"/api/runs/run/groups/{page['groups'][0]['id']}").json()
+        assert about["has_store"] and about["samples"] == {"eval-test": [0, 6]}
+        page = client.get("/api/runs/run/rollouts", params={"group": "sums"}).json()
+        assert [(row["task"], row["place"], row["reward"]) for row in page["rollouts"]] == [
+            ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("sums/9", 0, None),
+            ("sums/2", 0, 0.0), ("sums/2", 1, 1.0), ("sums/1", 0, 0.0), ("sums/1", 1, 1.0),
+        ]  # fmt: skip
+        assert page["before"] is None and page["rollouts"][2]["response"].startswith("broke on")
+        group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
         assert [each["reward"] for each in group["rollouts"]] == [0.0, 1.0]
         assert np.allclose([each["advantage"] for each in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
         assert group["rollouts"][1]["response"] == NASTY
@@ -59,13 +64,13 @@ def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
         assert client.get("/api/runs", headers={"Host": "evil.example"}).status_code == 400
         assert client.post("/api/runs").status_code == 405
         for missing in (
-            "/api/runs/other/groups", "/api/runs/run/groups/99", "/api/runs/run/groups/1/rollouts/2/tokens",
-            "/api/runs/run/samples/eval-test/3", "/api/runs/run/groups?state=odd", "/static/../app.py",
+            "/api/runs/other/rollouts", "/api/runs/run/groups/99", "/api/runs/run/groups/1/rollouts/2/tokens",
+            "/api/runs/run/samples/eval-test/3", "/api/runs/run/rollouts?state=odd", "/static/../app.py",
         ):  # fmt: skip
             assert client.get(missing).status_code == 404, missing
         huge = 10**20
         for odd in (
-            "groups?limit=100000", f"groups?step={huge}", f"groups?version=-{huge}", f"groups?before={huge}",
+            f"rollouts?step={huge}", f"rollouts?version=-{huge}", f"rollouts?before={huge}",
             f"groups/{huge}", f"groups/{huge}/rollouts/0/tokens",
         ):  # fmt: skip
             assert client.get(f"/api/runs/run/{odd}").status_code == 422, odd
@@ -81,7 +86,7 @@ def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> 
         try:
             said = next(line for line in page.stdout if line.startswith("http://"))
             assert said.startswith(f"http://{host}:")
-            assert httpx.get(f"{said.split()[0]}/api/runs/run/about").json()["store"]
+            assert httpx.get(f"{said.split()[0]}/api/runs/run/about").json()["has_store"]
         finally:
             page.terminate()
 
@@ -100,10 +105,10 @@ def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokeniz
     ):
         with store._database.write():
             digest = hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest()
-            assert len(client.get("/api/runs/run/groups").json()["groups"]) == 7
+            assert len(client.get("/api/runs/run/rollouts").json()["rollouts"]) == 13
         assert hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest() == digest
         store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], versions_used=3)
-        assert client.get("/api/runs/run/groups").json()["groups"][0]["group"] == "new"
+        assert client.get("/api/runs/run/rollouts").json()["rollouts"][0]["response"] == "4"
 
 
 def test_only_a_run_can_be_viewed(run_folder, tmp_path) -> None:
@@ -127,8 +132,7 @@ def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) 
 
     async def look(address: str) -> None:
         async with opened(address, tmp_path) as page:
-            await page.until("document.querySelectorAll('.item').length === 8")
-            await page.press("e")
+            await page.until(f"{ROWS}.length === 14")
             await _filters(page)
             await _nasty(page)
             await _two_versions(page)
@@ -140,22 +144,25 @@ def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) 
 
 
 async def _filters(page) -> None:
-    fill = "{ const f = document.forms.filter; f.reset(); %s; f.dispatchEvent(new Event('input')); }"
-    for what, count in (("f.step.value = '2'", 3), ("f.reward_min.value = '1'", 3), ("f.state.value = 'failed'", 1)):
+    fill = (
+        "{ const f = document.forms.rows; f.reset(); %s; f.step.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    for what, count in (("f.step.value = '2'", 5), ("f.version.value = '1'", 4), ("f.state.value = 'failed'", 1)):
         await page.value(fill % what)
-        await page.until(f"document.querySelectorAll('.item').length === {count}")
-        assert "groups" in await page.text("#count")
+        await page.until(f"{ROWS}.length === {count}")
         await page.value(fill % "")
-        await page.until("document.querySelectorAll('.item').length === 8")
+        await page.until(f"{ROWS}.length === 14")
 
 
 async def _nasty(page) -> None:
-    """The group with the script, by keyboard: the second in the list, its second rollout."""
-    await page.press("e", "j", "j")
-    await page.until("document.querySelector('#group .facts')?.innerText.includes('sums/3')")
+    """The group with the script, by keyboard: the second in the table, its second rollout."""
+    assert not await page.value("!!document.querySelector('#table script, #table img')")
+    for task in ("long", "sums/3"):
+        await page.press("e", "j")
+        await page.until(f"document.querySelector('#group .facts')?.innerText.includes('{task}')")
     await page.press("l")
     await page.until(f"document.querySelector('.tokens')?.innerText.includes({NASTY!r})")
-    assert not await page.value("!!document.querySelector('#group script, #group img, #list script, #list img')")
+    assert not await page.value("!!document.querySelector('#group script, #group img')")
     marked = "[...document.querySelectorAll('.reference mark')].map((word) => word.innerText)"
     assert await page.value(marked) == ["####", "4"], "what the answer lacks of the reference"
     colours = "[...new Set([...document.querySelectorAll('.t.a')].map((t) => t.style.background))].length"
@@ -167,7 +174,8 @@ async def _nasty(page) -> None:
 
 async def _two_versions(page) -> None:
     """A kept rollout stays on the left; eval samples of two checkpoints stand beside each other."""
-    await page.press("b", "j")
+    await page.press("b")
+    await page.click("document.querySelector('[aria-label=\"next group\"]')")
     await page.until("document.querySelectorAll('.pane').length === 2")
     assert "sums/3, step 3" in await page.text(".pane.left .facts")
     await page.press("b", "s")
@@ -178,7 +186,9 @@ async def _two_versions(page) -> None:
 
 
 async def _long(page) -> None:
-    await page.press(*"kkkkk")
+    for task in ("sums/3", "long"):
+        await page.press("k")
+        await page.until(f"document.querySelector('#group .facts')?.innerText.includes('{task}')")
     await page.until("document.querySelector('#group .facts')?.innerText.includes('long')")
     await page.until("document.querySelectorAll('.t').length >= 2000")
     assert await page.value("document.querySelectorAll('.t').length") < 10_000, "the rest waits until it is in sight"
@@ -208,7 +218,6 @@ def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path, ref
 
 def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path, tokenizer) -> None:
     """Against the last time before that the task was sampled, among what is loaded."""
-    rows = "[...document.querySelectorAll('#table tbody tr')]"
     with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
         for step, rewards in ((4, {"sums/3": 1.0, "words/3": 0.0}), (5, {"sums/3": 1.0})):
             names = {task: f"explorer/{step}/{task}" for task in rewards}
@@ -217,29 +226,28 @@ def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path,
 
     async def look(address: str) -> None:
         async with opened(f"{address}/#run=run&tab=table&show=changed", tmp_path) as page:
-            await page.until(f"{rows}.length === 1")
-            assert await page.value(f"{rows}[0].cells[0].innerText + ' ' + {rows}[0].cells[1].innerText") == "4 sums/3"
+            await page.until(f"{ROWS}.length === 1")
+            assert await page.value(f"{ROWS}[0].cells[0].innerText + ' ' + {ROWS}[0].cells[1].innerText") == "4 sums/3"
 
     with serving(run_folder) as address:
         asyncio.run(look(address))
 
 
 def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, serving, tmp_path) -> None:
-    rows = "[...document.querySelectorAll('#table tbody tr')]"
-    cells = f"{rows}.map((row) => [row.cells[0].innerText, row.cells[5].innerText].join(' '))"
+    cells = f"{ROWS}.map((row) => [row.cells[0].innerText, row.cells[5].innerText].join(' '))"
 
     async def look(address: str) -> None:
         async with opened(address, tmp_path) as page:
-            await page.until(f"{rows}.length === 12")
+            await page.until(f"{ROWS}.length === 13")
             assert await page.text("#rows-count") == "12 of 12 rollouts"
             await page.click("document.querySelector('[data-by=reward]')")
             assert (await page.value(cells))[0].endswith(" 1")
             await page.value("document.forms.rows.show.value = 'wrong'")
             await page.value("document.forms.rows.show.dispatchEvent(new Event('input', {bubbles: true})), true")
-            await page.until(f"{rows}.length === 9")
+            await page.until(f"{ROWS}.length === 9")
             await page.until("location.hash.includes('show=wrong') && location.hash.includes('by=reward')")
             await page.reload()
-            await page.until(f"{rows}.length === 9")
+            await page.until(f"{ROWS}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
             await page.click("document.querySelector('#table tbody a')")
             await page.until("!!document.querySelector('.tokens .t')", "a row leads to its tokens")
@@ -257,15 +265,10 @@ async def _addresses(page) -> None:
     await page.until(f"{facts}?.includes('words/1')")
     await page.value("location.hash = '#run=run&group=2&rollout=0', true")
     await page.until(f"{facts}?.includes('sums/1')")
-    fill = "{ const f = document.forms.filter; f.taskset.value = 'sums'; f.dispatchEvent(new Event('input')); }"
-    await page.value(fill)
     await page.press("3")
-    await page.until("/taskset=sums/.test(location.hash) && /colour=advantage/.test(location.hash)")
+    await page.until("/show=wrong/.test(location.hash) && /colour=advantage/.test(location.hash)")
     await page.reload()
-    await page.until(
-        "document.querySelectorAll('.item').length === 4 && document.forms.filter.taskset.value === 'sums'"
-    )
-    await page.until(f"{facts}?.includes('sums/1')")
+    await page.until(f"{ROWS}.length === 9 && {facts}?.includes('sums/1')")
     assert "pushed up" in await page.text("#legend")
     await page.until("!!document.querySelector('.t.a')")
     await page.value("document.querySelector('.t.a').dispatchEvent(new MouseEvent('mouseover', {bubbles: true})), true")
@@ -277,22 +280,15 @@ async def _addresses(page) -> None:
 
 def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
     status = "document.querySelector('#status').innerText"
-    in_the_list = "(document.querySelector('#list').focus(), true)"
 
     async def use(address: str) -> None:
         async with opened(f"{address}/#run=run&tab=table", tmp_path) as page:
-            await page.until("document.querySelectorAll('#table tbody tr').length === 12")
+            await page.until(f"{ROWS}.length === 13")
             stops = await page.tab_stops()
             assert {"Table", "Tokens", "Evaluations", "Keys", "reward", "advantage"} <= {*stops}
-            await page.press("e")
-            await page.until("document.querySelectorAll('.item').length > 1")
-            await page.value(in_the_list)
-            await page.press("ArrowDown", "ArrowDown")
-            await page.until(
-                "document.querySelectorAll('.item')[1].ariaSelected === 'true' && !!document.querySelector('.t')"
-            )
-            assert await page.value("document.activeElement.id") == "list"
-            assert {"all groups of this task", "keep on the left", "Tokens"} <= {*await page.tab_stops()}
+            await page.press("e", "j")
+            await page.until("!!document.querySelector('.t')")
+            assert {"all groups of this task", "keep on the left", "next group", "Tokens"} <= {*await page.tab_stops()}
             await page.value("document.querySelector('.tokens').focus(), true")
             await page.press("ArrowRight", "ArrowRight")
             await page.until(f"{status}.startsWith('token 1 of')")
@@ -300,6 +296,8 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
             await page.until("document.querySelector('#keys').open")
             await page.press("Escape")
             await page.until("!document.querySelector('#keys').open")
+            await page.press("t")
+            await page.until(f"{ROWS}.length === 2 && document.forms.rows.group.value === 'sums/3'")
             await page.press("s")
             await page.until("!!document.querySelector('.pair')")
             await page.tab_stops()
@@ -311,13 +309,12 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
 
 def test_a_group_is_one_file_to_send(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
-        groups = client.get("/api/runs/run/groups", params={"step": 3, "taskset": "sums"}).json()["groups"]
-        sent = client.get(f"/api/runs/run/groups/{groups[0]['id']}/page.html")
+        table = client.get("/api/runs/run/rollouts", params={"step": 3}).json()
+        sent = client.get(f"/api/runs/run/groups/{table['rollouts'][0]['id']}/page.html")
         assert "attachment" in sent.headers["content-disposition"]
         assert NASTY not in sent.text and "&lt;" in sent.text and "<script" not in sent.text
         assert 'title="log-prob -0.1000"' in sent.text and "sums/3" in sent.text
         assert client.get("/api/runs/run/groups/99/page.html").status_code == 404
-        table = client.get("/api/runs/run/rollouts", params={"step": 3}).json()
         assert [(row["task"], row["place"], row["reward"]) for row in table["rollouts"]] == [
             ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("words/3", 0, 0.0), ("words/3", 1, 0.0),
         ]  # fmt: skip
@@ -337,9 +334,8 @@ def test_a_run_may_be_called_as_a_part_of_the_page(run_folder, name) -> None:
     with TestClient(make_app({name: run}, ["testserver"])) as client:
         where = f"/api/runs/{name}"
         assert client.get(f"{where}/about").json()["folder"] == str(run_folder)
-        [newest, *_] = client.get(f"{where}/groups").json()["groups"]
+        [newest, *_] = client.get(f"{where}/rollouts").json()["rollouts"]
         assert client.get(f"{where}/groups/{newest['id']}").json()["id"] == newest["id"]
-        assert client.get(f"{where}/rollouts").json()["rollouts"]
         assert client.get(f"{where}/groups/{newest['id']}/rollouts/0/tokens").json()["ids"]
         assert client.get(f"{where}/groups/{newest['id']}/page.html").status_code == 200
         assert client.get(f"{where}/samples/eval-test/0").json()["pairs"]

@@ -26,9 +26,8 @@ from filelock import FileLock, Timeout
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import write_json
-from trinity_core.local_paths import networked
-from trinity_core.page_notes import read_page_note
+from trinity_core.files import networked, write_json
+from trinity_core.page_notes import mlflow_address
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
@@ -150,8 +149,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
         A password is masked.
         """
-        page = read_page_note(self._root, "mlflow")
-        uri = page["url"] if page.get("uri") == self.uri else without_password(self.uri)
+        uri = mlflow_address(self._root, self.uri) or without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return run_page(uri, self._experiment, self.run_id)
         return ui_command(uri)
@@ -365,6 +363,13 @@ def run_page(server: str, experiment: str, run: str) -> str:
     the experiment's kind counts for other programs.
     """
     return f"{server.rstrip('/')}/#/experiments/{experiment}/runs/{run}/model-metrics?workflowType=machine_learning"
+
+
+def served_run(job_dir: Path) -> str:
+    """The charts of a job's run in the MLflow that `trinity up` serves; empty where that does not show it."""
+    note = read_note(_note(job_dir))
+    server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
+    return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:

@@ -18,7 +18,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.schema import State
 from trinity_core.view.archived import archived_rollouts
-from trinity_core.view.groups import GroupFilter, find_groups, group_row, overview
+from trinity_core.view.groups import GroupFilter, find_groups, group_row
 from trinity_core.view.samples import read_samples, sample_steps, side_by_side
 from trinity_core.view.shared_page import shared_page
 from trinity_core.view.tokens import PAGE, mean_advantage, token_page
@@ -90,11 +90,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/about")
     def about(name: str) -> dict[str, Any]:
         run = run_named(name)
-        shown: dict[str, Any] = {"folder": str(run.folder), "samples": sample_steps(run.folder), "store": None}
-        if run.has_store:
-            with run.read() as (connection, t):
-                shown["store"] = overview(connection, t)
-        return shown
+        return {"folder": str(run.folder), "samples": sample_steps(run.folder), "has_store": run.has_store}
 
     _add_groups(app, run_named)
     _add_rollouts(app, run_named)
@@ -108,18 +104,20 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
 
 
 def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
-    @app.get("/api/runs/{name:path}/groups")
-    def groups(
-        name: str, step: Number | None = None, version: Number | None = None, taskset: str = "", group: str = "",
-        state: str = "", reward_min: float | None = None, reward_max: float | None = None, before: Id | None = None,
-        limit: Annotated[int, Query(ge=1, le=100)] = 30,
+    @app.get("/api/runs/{name:path}/rollouts")
+    def rollouts(
+        name: str, step: Number | None = None, version: Number | None = None, group: str = "", state: str = "",
+        before: Id | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        """The rollouts of a page of groups, newest first, each as a row of a table; of a group without any one row."""
         if state and state.upper() not in State.__members__:
             raise HTTPException(404, f"there is no state {state}")
-        wanted = GroupFilter(step, version, taskset, group, state, reward_min, reward_max)
-        with run_named(name).read() as (connection, t):
-            found = find_groups(connection, t, wanted, before, limit)
-        return {"groups": found.groups, "before": found.before}
+        run = run_named(name)
+        with run.read() as (connection, t):
+            page = find_groups(connection, t, GroupFilter(step, version, group, state), before, TABLE_GROUPS)
+            # What has left the store is found in the archive by its train step.
+            entries = [entry if entry["stored"] else group_row(connection, t, entry["id"]) for entry in page.groups]
+        return {"rollouts": [row for entry in entries if entry for row in _rows(run, entry)], "before": page.before}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
@@ -128,32 +126,10 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
             row = group_row(connection, t, group_id)
         if row is None:
             raise HTTPException(404, f"there is no group {group_id}")
-        if not row["stored"]:
-            lines = [
-                line
-                for step in row["train_steps"][:1]
-                for line in archived_rollouts(run.layout.archive, step, row["group"], group_id)
-            ]
-            return row | {"rollouts": list(map(_archived, lines)), "note": ""}
-        shown, experiences = run.advantages(group_id), run.experiences(group_id)
-        values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
-        return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
+        return row | {"rollouts": _rollouts(run, row), "note": run.advantages(group_id).note}
 
 
 def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
-    @app.get("/api/runs/{name:path}/rollouts")
-    def rollouts(name: str, step: Number | None = None, group: str = "", before: Id | None = None) -> dict[str, Any]:
-        """The rollouts of a page of groups, newest first, each as a row of a table."""
-        run, rows = run_named(name), list[dict[str, Any]]()
-        with run.read() as (connection, t):
-            found = find_groups(connection, t, GroupFilter(step, group=group), before, TABLE_GROUPS)
-        for entry in found.groups:
-            values: Sequence[np.ndarray] | repeat[None] = run.advantages(entry["id"]).values or repeat(None)
-            of_group = {name: entry[name] for name in ("id", "step", "task", "newest")}
-            for place, (one, own) in enumerate(zip(run.experiences(entry["id"]), values, strict=False)):
-                rows.append(of_group | {"place": place} | _rollout(one, own))
-        return {"rollouts": rows, "before": found.before}
-
     @app.get("/api/runs/{name:path}/groups/{group_id:int}/page.html")
     def page_to_send(name: str, group_id: Id) -> Response:
         """One file with the group's rollouts, to be saved."""
@@ -177,6 +153,23 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
             raise HTTPException(404, f"group {group_id} has no stored rollout {place}")
         values = run.advantages(group_id).values
         return token_page(experiences[place], run.tokenizer, values[place] if values else None, offset, limit)
+
+
+def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of a group, from the store, or without tokens from the archive; none of a task that failed."""
+    if not row["stored"]:
+        steps, path = row["train_steps"][:1], run.layout.archive
+        return [_archived(line) for step in steps for line in archived_rollouts(path, step, row["group"], row["id"])]
+    values: Sequence[np.ndarray] | repeat[None] = run.advantages(row["id"]).values or repeat(None)
+    return [_rollout(*pair) for pair in zip(run.experiences(row["id"]), values, strict=False)]
+
+
+def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rollouts of a group for the table; where there are none, what became of its task."""
+    group = {name: entry[name] for name in ("id", "step", "task", "state")}
+    none: dict[str, Any] = {"prompt": "", "response": entry["failure"] or "", "truth": "", "metrics": {}}
+    found = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
+    return [group | {"place": place} | rollout for place, rollout in enumerate(found)]
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:

@@ -1,84 +1,26 @@
-// The page of experiences: a filtered list of groups, one group, one rollout or two beside each other.
-import { attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
+// One group of the table: one rollout token by token, or two beside each other.
+import { attempt, byId, fact, get, kind, make, shown } from "./dom.js";
 import { difference } from "./difference.js";
 import { tokenPane } from "./tokens.js";
 
-let remember = () => {};
-export const onChange = (write) => (remember = write);
+let remember, beside, showTask;
+// `write` keeps what is shown in the address; `next` gives the group beside another in the table; `task` shows a task's.
+export const connect = (write, next, task) => ([remember, beside, showTask] = [write, next, task]);
 export const place = { run: "", group: null, rollout: 0 };
-let items = [];
-let before = null;
-let asked = 0;
 let group = null;
 let kept = null;
 
-export function showRun(name, about) {
+export function showRun(name) {
   place.run = name;
   kept = group = place.group = null;
   place.rollout = 0;
-  const filter = byId("filter");
-  options(filter.taskset, about.store?.tasksets ?? [], "", "any");
-  options(filter.state, about.store?.states ?? [], "", "any");
-  byId("list").replaceChildren();
-  byId("group").replaceChildren(make("p", { class: "quiet" }, about.store ? "Choose a group." : "This run has no experience store."));
+  byId("group").replaceChildren(make("p", { class: "quiet" }, "Choose a rollout in the table (r)."));
 }
 
 const base = () => `runs/${encodeURIComponent(place.run)}`;
 
-export const list = attempt(async () => {
-  const mine = ++asked;
-  const found = await get(`${base()}/groups`, Object.fromEntries(new FormData(byId("filter"))));
-  if (mine !== asked) return;
-  items = [];
-  byId("list").replaceChildren();
-  add(found);
-});
-
-export const more = attempt(async () => {
-  const mine = ++asked;
-  const found = await get(`${base()}/groups`, { ...Object.fromEntries(new FormData(byId("filter"))), before });
-  if (mine === asked) add(found);
-});
-
-function add(found) {
-  before = found.before;
-  items.push(...found.groups);
-  byId("list").append(...found.groups.map(item));
-  byId("more").hidden = before === null;
-  byId("count").textContent = `${items.length} groups${before === null ? "" : `; not searched yet: those before #${before}`}`;
-  mark();
-}
-
-function item(each) {
-  const mean = each.rewards.filter((reward) => reward !== null);
-  const average = mean.length ? mean.reduce((sum, reward) => sum + reward, 0) / mean.length : null;
-  return make("div", { class: "item", role: "option", id: `group-${each.id}`, "data-id": each.id, onclick: () => open(each.id) },
-    make("div", { class: "line" },
-      make("span", {}, make("b", {}, each.task ?? each.group), make("span", { class: "quiet" }, ` step ${each.step} · v${each.newest}`)),
-      make("span", { class: kind(average) }, each.rewards.length ? shown(average) : each.state)),
-    make("div", { class: "line" }, make("span", { class: "excerpt" }, each.prompt || each.failure || each.state), bars(each.rewards)));
-}
-
-function bars(rewards) {
-  const judged = rewards.filter((reward) => reward !== null);
-  const [low, high] = [Math.min(0, ...judged), Math.max(1e-9, ...judged)];
-  const drawn = rewards.slice(0, 32).map((reward) => {
-    const bar = make("i", { class: reward === null ? "none" : "" });
-    if (reward !== null) bar.style.height = `${2 + (12 * (reward - low)) / (high - low)}px`;
-    return bar;
-  });
-  return make("span", { class: "bars", title: rewards.map((reward) => shown(reward)).join("  ") }, ...drawn);
-}
-
-function mark() {
-  for (const each of byId("list").children) each.setAttribute("aria-selected", Number(each.dataset.id) === place.group);
-  byId("list").setAttribute("aria-activedescendant", `group-${place.group}`);
-  byId("list").querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
-}
-
 export const open = attempt(async (id, rollout = 0) => {
   place.group = id;
-  mark();
   const found = await get(`${base()}/groups/${id}`);
   if (place.group !== id) return;
   group = found;
@@ -109,6 +51,8 @@ function head() {
     make("button", { "aria-pressed": i === place.rollout, onclick: () => choose(i) },
       `${each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
   const tools = [
+    make("button", { onclick: () => step(-1), title: "Previous group of the table (k)", "aria-label": "previous group" }, "‹"),
+    make("button", { onclick: () => step(1), title: "Next group of the table (j)", "aria-label": "next group" }, "›"),
     make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task"),
     make("a", { href: `api/${base()}/groups/${group.id}/page.html`, download: `rollouts_${group.id}.html`, hidden: !group.stored,
       title: "These rollouts as one HTML file, to send to somebody" }, "save as HTML"),
@@ -148,20 +92,13 @@ const keep = () => {
   choose(place.rollout);
 };
 
-const sameTask = () => {
-  if (!group?.task) return;
-  byId("filter").reset();
-  byId("filter").group.value = group.task;
-  list();
-};
+const sameTask = () => group?.task && showTask(group.task);
 
 const current = () => byId("group").querySelector(".pane:not(.left) .tokens");
 
-function step(by) {
-  const at = items.findIndex((each) => each.id === place.group);
-  const next = items[Math.max(0, Math.min(items.length - 1, at + by))];
-  if (at + by >= items.length && before !== null) more().then(() => items[at + by] && open(items[at + by].id));
-  else if (next) open(next.id);
+async function step(by) {
+  const next = await beside(place.group, by);
+  if (next !== undefined) open(next);
 }
 
 function turn(by) {

@@ -6,7 +6,7 @@ import * as table from "./table.js";
 import { colour, setColour } from "./tokens.js";
 
 const COLOURS = ["logprob", "mask", "advantage", "version", "plain"];
-const FORMS = { experiences: "filter", samples: "versions", table: "rows" };
+const FORMS = { experiences: "rows", samples: "versions", table: "rows" };
 let tab = "table";
 let applied = null;
 
@@ -24,39 +24,45 @@ function showTab(name) {
 // The address after # says all that is shown: run, tab, group and rollout, the fields of the tab, colour and order.
 function remember() {
   if (applied === null) return;
-  const fields = [...new FormData(byId(FORMS[tab]))].filter(([name, value]) => value && !(name === "show" && value === "all"));
-  const parts = { run: byId("run").value, tab, ...Object.fromEntries(fields) };
-  if (tab === "experiences" && groups.place.group !== null) Object.assign(parts, { group: groups.place.group, rollout: groups.place.rollout });
+  const filled = [...new FormData(byId(FORMS[tab]))].filter(([name, value]) => value && !(name === "show" && value === "all"));
+  const { group: named, ...fields } = Object.fromEntries(filled);
+  const parts = { run: byId("run").value, tab, ...fields };
+  if (named) parts[tab === "experiences" ? "named" : "group"] = named;
   if (tab === "experiences") parts.colour = colour;
-  if (tab === "experiences" && parts.group && byId("filter").group.value) parts.named = byId("filter").group.value;
-  if (tab === "table") Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
+  if (tab === "experiences" && groups.place.group !== null) Object.assign(parts, { group: groups.place.group, rollout: groups.place.rollout });
+  if (tab !== "samples") Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
   applied = `#${new URLSearchParams(parts)}`;
   if (location.hash !== applied) history.replaceState(null, "", applied);
 }
-groups.onChange(remember);
+groups.connect(remember, table.beside, (task) => {
+  byId("rows").reset();
+  byId("rows").group.value = task;
+  showTab("table");
+  return table.list();
+});
 
-function fill(form, asked) {
-  for (const field of byId(form).elements) {
-    const given = asked.get(field.name === "group" && asked.has("named") ? "named" : field.name);
-    const isGroupId = form === "filter" && field.name === "group" && !asked.has("named");
-    if (field.name && given !== null && !isGroupId) field.value = given;
+// In the address of a rollout `group` is the group's id, and `named` the filter by name.
+function fill(tab, asked) {
+  for (const field of byId(FORMS[tab]).elements) {
+    const given = asked.get(tab === "experiences" && field.name === "group" ? "named" : field.name);
+    if (field.name && given !== null) field.value = given;
   }
 }
 
 async function showRun(name, asked = new URLSearchParams()) {
   byId("run").value = name;
   const run = await about(name);
-  groups.showRun(name, run);
+  groups.showRun(name);
   samples.showRun(name, run);
   table.showRun(name);
-  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : run.store ? "table" : "samples");
-  fill(FORMS[wanted], asked);
+  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : run.has_store ? "table" : "samples");
+  fill(wanted, asked);
   if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });
   setColour(COLOURS.includes(asked.get("colour")) ? asked.get("colour") : colour);
   showTab(wanted);
-  await Promise.all([run.store ? groups.list() : null, run.store ? table.list() : null, samples.load(asked)]);
+  await Promise.all([run.has_store ? table.list() : null, samples.load(asked)]);
   if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
-  fill(FORMS[wanted], asked);
+  fill(wanted, asked);
   remember();
 }
 
@@ -75,7 +81,6 @@ const start = attempt(async () => {
 });
 
 byId("run").addEventListener("change", attempt((event) => showRun(event.target.value)));
-byId("more").addEventListener("click", groups.more);
 byId("older").addEventListener("click", () => table.list(true));
 byId("help").addEventListener("click", () => byId("keys").showModal());
 document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => showTab(each.dataset.tab)));
@@ -91,7 +96,6 @@ const soon = (action) => {
   clearTimeout(waiting);
   waiting = setTimeout(() => action().then(remember), 250);
 };
-byId("filter").addEventListener("input", () => soon(groups.list));
 byId("rows").addEventListener("input", (event) => {
   if (event.target.name !== "show") return soon(table.list);
   table.draw();
@@ -111,16 +115,15 @@ byId("versions").addEventListener("change", async (event) => {
 
 const KEYS = {
   ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => tab === "experiences" && act()])), r: () => showTab("table"), e: () => showTab("experiences"), s: () => showTab("samples"), "?": () => byId("keys").showModal(),
-  "/": () => byId(FORMS[tab]).querySelector("input, select").focus(), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
+  "/": () => (tab === "experiences" && showTab("table"), byId(FORMS[tab]).querySelector("input, select").focus()), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
   const inField = event.target.matches("input, select");
   if (inField) return event.key === "Escape" ? event.target.blur() : undefined;
-  const key = (event.target.id === "list" && { ArrowDown: "j", ArrowUp: "k" }[event.key]) || event.key;
-  if (!KEYS[key]) return;
+  if (!KEYS[event.key]) return;
   event.preventDefault();
-  KEYS[key]();
+  KEYS[event.key]();
 });
 
 window.addEventListener("hashchange", start);

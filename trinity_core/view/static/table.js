@@ -4,6 +4,7 @@ import { attempt, byId, get, kind, make, shown } from "./dom.js";
 const EXCERPT = 140;
 let run = "";
 let rows = [];
+let listed = [];
 let before = null;
 let asked = 0;
 export const order = { by: "step", down: true };
@@ -24,9 +25,8 @@ export function showRun(name) {
 
 export const list = attempt(async (more = false) => {
   const mine = ++asked;
-  const { step, group } = byId("rows");
-  const wanted = { step: step.value, group: group.value, before: more ? before : "" };
-  const found = await get(`runs/${encodeURIComponent(run)}/rollouts`, wanted);
+  const { show, ...wanted } = Object.fromEntries(new FormData(byId("rows")));
+  const found = await get(`runs/${encodeURIComponent(run)}/rollouts`, { ...wanted, before: more ? before : "" });
   if (mine !== asked) return;
   rows = more ? [...rows, ...found.rollouts] : found.rollouts;
   before = found.before;
@@ -47,7 +47,7 @@ function wanted() {
   const spread = (row) => new Set(rewards.get(row.id).map((each) => each.reward)).size;
   const takes = {
     all: () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
-    flat: (row) => spread(row) === 1, mixed: (row) => spread(row) > 1,
+    flat: (row) => row.reward !== null && spread(row) === 1, mixed: (row) => spread(row) > 1,
     changed: (row) => last(row) !== null && mean(last(row).id) !== mean(row.id),
   }[byId("rows").show.value];
   return rows.filter(takes);
@@ -62,7 +62,7 @@ export function draw() {
     if (x === y || (x ?? null) === (y ?? null)) return 0;
     return (x ?? null) === null ? 1 : (y ?? null) === null ? -1 : x < y ? -sign : sign;
   };
-  const listed = wanted().sort(compare);
+  listed = wanted().sort(compare);
   const heads = Object.keys(all).map((name) => {
     const sorted = name === order.by ? (order.down ? "descending" : "ascending") : "none";
     return make("th", { "aria-sort": sorted, class: TEXTS.includes(name) ? "" : "number" },
@@ -72,18 +72,27 @@ export function draw() {
   table.querySelector("thead").replaceChildren(make("tr", {}, ...heads));
   table.querySelector("tbody").replaceChildren(...listed.map((row) => make("tr", {},
     ...Object.entries(all).map(([name, of], i) => cell(name, of(row), i === 0 ? row : null)))));
-  byId("rows-count").textContent = `${listed.length} of ${rows.length} rollouts${before === null ? "" : "; older ones not loaded"}`;
+  const count = (some) => some.filter((row) => row.run !== undefined).length;  // a task that failed has a row, but no rollout
+  byId("rows-count").textContent = `${count(listed)} of ${count(rows)} rollouts${before === null ? "" : "; older ones not loaded"}`;
   byId("older").hidden = before === null;
 }
 
 function cell(name, value, row) {
   if (row) {
     const address = `#${new URLSearchParams({ run, group: row.id, rollout: row.place })}`;
-    return make("td", { class: "number" }, make("a", { href: address, title: "Token by token" }, value));
+    return make("td", { class: "number" }, make("a", { href: address, title: "Token by token", "aria-label": `step ${value}, ${row.task}, rollout ${row.place}` }, value));
   }
   if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
   const text = String(value);
   return make("td", { class: name === "task" ? "" : "text", title: text.slice(0, 2000) }, text.length > EXCERPT ? `… ${text.slice(-EXCERPT)}` : text);
+}
+
+// The group some places after (or before) another in the table, which loads older ones at its end.
+export async function beside(id, by) {
+  const groups = () => [...new Set(listed.map((row) => row.id))];
+  const at = groups().indexOf(id) + by;
+  if (at >= groups().length && before !== null) await list(true);
+  return groups()[Math.max(0, at)];
 }
 
 export const sort = (by) => {
