@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -320,7 +320,7 @@ app.add_typer(env_app)
 def try_environment(
     target: Annotated[
         str,
-        typer.Argument(help="A registered name, package.module:Class or folder/file.py:Class.", show_default=False),
+        typer.Argument(help="A name, package.module:Class, folder/file.py:Class, or with --config a task set."),
     ],
     said: Annotated[
         list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="What the policy would say, after --actions.")
@@ -341,6 +341,7 @@ def try_environment(
         typer.Option(help='Further workflow_args, a JSON object: {"process": true, "python": ..., "time_limit": 5}.'),
     ] = "{}",
     seed: Annotated[int | None, typer.Option(help="Seed of the episode, in place of the row's.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration: TARGET is one of its task sets.")] = None,
     plugin_dir: PluginDir = None,
 ) -> None:
     """Play an environment without a model: its first observation, then what it answers to each action.
@@ -352,13 +353,18 @@ def try_environment(
 
     trinity env try envs/guess.py:Guess --args '{"largest": 5}' --actions-file -
     """
-    from trinity_core.workflows.environments.trial import Trial, json_object
+    from trinity_core.config import stages
+    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.workflows.environments.trial import Trial, configured_args, json_object
 
     if said and not actions:
         raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(said)}")
     if actions and actions_file is not None:
         raise typer.BadParameter("give --actions or --actions-file, not both")
-    settings = json_object("--workflow-args", workflow_args) | {"environment": target}
+    settings: dict[str, Any] = {"environment": target}
+    if config is not None:
+        settings = configured_args(stages(load_checked(config, with_plugins(None, plugin_dir))), target)
+    settings |= json_object("--workflow-args", workflow_args)
     settings["environment_args"] = (settings.get("environment_args") or {}) | json_object("--args", args)
     columns = json_object("--row", row) | ({} if seed is None else {"seed": seed})
     trial = Trial.of(settings, columns, plugin_dir)

@@ -15,7 +15,7 @@ from trinity_core.config.fields import sections, settings, types_of
 from trinity_core.config.foreign.key_action import Moved, Noted, Refused
 from trinity_core.config.foreign.table import KEYS
 from trinity_core.config.source import merge
-from trinity_core.spelling import closest, distance
+from trinity_core.errors import closest, distance
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
 INPUT = "buffer.explorer_input"
@@ -321,6 +321,19 @@ def test_an_endpoint_is_refused_where_nothing_is_scored() -> None:
     assert [each.external_model is not None for each in stages(config)] == [True]
     above = {"model": model, "explorer": explorer, "stages": [{"stage_name": "c", "mode": "bench"}]}
     assert [each.external_model is not None for each in stages(config_from_dict(merge(GOOD, above)))] == [True]
+
+
+@pytest.mark.parametrize(
+    "off", [{"explorer": {"external_model": None}}, {"model": {"external_model": {"enable": False}}}]
+)
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_stage_can_turn_the_endpoint_off(off: dict[str, Any], foreign: bool) -> None:
+    explorer: dict[str, Any] = {"env_vars": {"OWN_ADDRESS": ADDRESS}}
+    above = {"model": {"external_model": ENDPOINT}} if foreign else {}
+    explorer |= {} if foreign else {"external_model": {"base_url": ADDRESS, "model_name": "m"}}
+    listed = [{"stage_name": "a"}, {"stage_name": "b", **off}]
+    config = config_from_dict(merge(GOOD, {"mode": "bench", "explorer": explorer, **above, "stages": listed}))
+    assert [each.external_model is not None for each in stages(config)] == [True, False]
 
 
 def test_verdicts_leave_the_settings_to_the_schema() -> None:

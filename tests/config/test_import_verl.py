@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from config.shell_programs import Program, bash_words, misread
@@ -244,6 +245,45 @@ def test_dapo_recipe(tmp_path: Path) -> None:
     assert (made.checkpoint_root_dir, made.job_dir) == ("/ckpts", Path("/ckpts/DAPO/long"))
     assert (made.cluster.node_num, made.cluster.ray_address) == (2, "auto")
     assert "data.gen_batch_size=192" in left_out
+
+
+@pytest.mark.parametrize(
+    ("settings", "synchronizer"),
+    [
+        ("", {"sync_style": "trainer_driven", "max_staleness": 9, "sync_in_flight": True}),
+        ("async_training.partial_rollout=False", {"sync_in_flight": False}),
+        ("async_training.staleness_threshold=0", {"sync_style": "fixed", "sync_offset": 0, "sync_in_flight": False}),
+        ("async_training.staleness_threshold=1", {"max_staleness": 15}),
+    ],
+)
+def test_rollouts_on_gpus_of_their_own_stay_asynchronous(
+    tmp_path: Path, settings: str, synchronizer: dict[str, Any]
+) -> None:
+    """By veRL's docs/advance/fully_async.md."""
+    script = (
+        f"python -m verl.experimental.fully_async_policy.fully_async_main {MODEL} data.train_batch_size=0 "
+        "data.gen_batch_size=1 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=4 "
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=10 actor_rollout_ref.rollout.tensor_model_parallel_size=2 "
+        "trainer.n_gpus_per_node=4 rollout.n_gpus_per_node=4 rollout.total_rollout_steps=6400 rollout.test_freq=5 "
+        "async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 "
+        f"async_training.staleness_threshold=0.25 {settings} algorithm.adv_estimator=grpo\n"
+    )
+    made, left_out = imported(tmp_path, script)
+    given = made.synchronizer
+    assert {name: getattr(given, name) for name in synchronizer} == synchronizer and given.sync_interval == 8
+    assert (made.buffer.batch_size, made.buffer.train_batch_size, made.buffer.total_steps) == (32, 128, 200)
+    assert (made.cluster.gpu_per_node, made.explorer.rollout_model.engine_num) == (8, 2)
+    assert (made.algorithm.optimizer.lr_warmup_steps, made.explorer.eval_interval) == (20, 40)
+    assert made.algorithm.rollout_correction == "bypass" and "async_training" not in left_out
+
+
+def test_one_step_off_is_one_step_ahead(tmp_path: Path) -> None:
+    script = (
+        f"python -m verl.experimental.one_step_off_policy.main_ppo {MODEL} data.train_batch_size=512 rollout.nnodes=2"
+    )
+    made, _ = imported(tmp_path, f"{script} actor_rollout_ref.actor.ppo_mini_batch_size=128 trainer.nnodes=3\n")
+    assert (made.synchronizer.sync_interval, made.synchronizer.sync_offset) == (4, 4)
+    assert (made.cluster.node_num, made.cluster.gpu_per_node, made.explorer.rollout_model.engine_num) == (5, 8, 8)
 
 
 SFT = """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter, defaultdict
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 from workflows.workflow_helpers import make_task
@@ -23,14 +25,29 @@ pytestmark = pytest.mark.slow
 GAMMA, EPSILON = 0.5, 1e-6
 
 
+SMALL = {"size": 2, "p": 1.0, "show_rules": False}
+ADAPTED = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"],
+           "kwargs": {"desc": ["SF", "FG"], "is_slippery": False}}  # fmt: skip
+
+
 @pytest.fixture
 def any_text_moves(monkeypatch, toy_games):
-    """FrozenLake in which an untrained policy moves too."""
-    lake = ENVIRONMENTS["frozen_lake"]
-    monkeypatch.setitem(ENVIRONMENTS, "lake", type("Lake", (lake,), {"move": lambda self, text: len(text) % 4}))
+    """FrozenLake in which an untrained policy moves too: the example's own, and gymnasium's by its adapter."""
+    path = Path(__file__).parents[2] / "configs/environments/gymnasium_env.py"
+    spec = spec_from_file_location("gymnasium_env", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    adapter = module.Gymnasium
+
+    def step(self, action):
+        return adapter.step(self, self.actions[len(action) % 4])
+
+    own = type("Lake", (ENVIRONMENTS["frozen_lake"],), {"move": lambda self, text: len(text) % 4})
+    monkeypatch.setitem(ENVIRONMENTS, "lake", own)
+    monkeypatch.setitem(ENVIRONMENTS, "adapted_lake", type("Adapted", (adapter,), {"step": step}))
 
 
-def played(engine, folder):
+def played(engine, folder, environment, arguments):
     """The turns of two tasks with eight rollouts each, on a lake of 2 by 2 without holes."""
     tokenizer = load_tokenizer(str(folder), False)
     sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4 == 0))
@@ -43,8 +60,8 @@ def played(engine, folder):
             repeat_times=8,
             rollout_args=RolloutArgs(),
             workflow_args={
-                "environment": "lake",
-                "environment_args": {"show_rules": False, "size": 2, "p": 1.0},
+                "environment": environment,
+                "environment_args": arguments,
                 "max_turns": 5,
                 "step_wise": True,
                 "discount": 0,
@@ -88,10 +105,11 @@ def by_hand(rows):
 
 
 @pytest.mark.usefixtures("any_text_moves")
-def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch):
+@pytest.mark.parametrize(("environment", "arguments"), [("lake", SMALL), ("adapted_lake", ADAPTED)])
+def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch, environment, arguments):
     from trinity_core.store.run_store import open_run_store
 
-    rows = played(tiny_engine, tiny_folder)
+    rows = played(tiny_engine, tiny_folder, environment, arguments)
     won = Counter(row.metrics["return"] for row in rows if row.turn == 0)
     assert set(won) == {0.0, 1.0} and len({row.state for row in rows}) >= 3, won
     config = make_config(

@@ -49,6 +49,20 @@ def test_an_episode_is_played_until_it_ends(counter):
     assert "1 further" in result.output
 
 
+def test_a_task_set_of_a_configuration_is_played(counter, tmp_path):
+    args = {"environment": counter, "environment_args": {"start": 4}}
+    taskset = {"name": "games", "path": str(tmp_path), "default_workflow_type": "env_workflow", "workflow_args": args}
+    buffer = {"batch_size": 1, "total_steps": 1, "explorer_input": {"tasksets": [taskset]}}
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({"model": {"model_path": str(tmp_path), "max_model_len": 64}, "buffer": buffer})
+    )
+    options = ("--config", str(tmp_path / "run.yaml"), "--seed", "0", "--actions", "2")
+    result = tried("games", *options)
+    assert result.exit_code == 0 and "count 6" in result.output, result.output
+    with pytest.raises(TrinityError, match="games"):
+        raise tried("other", *options).exception
+
+
 @pytest.mark.parametrize("where", ["file", "terminal"])
 def test_actions_are_lines(counter, tmp_path, where):
     (tmp_path / "actions").write_text("1\n2\n")

@@ -112,7 +112,7 @@ def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] |
         return Refused(f"has no key {', '.join(unknown)}; it takes {', '.join(EXTERNAL_KEYS)}.")
     given, explorer, stages = top["model"]["external_model"], top.get("explorer"), top.get("stages")
     if not given.get("enable"):
-        return {}
+        return {"/explorer.external_model": None}
     modes = [each.get("mode") for each in stages or () if isinstance(each, Mapping)] if isinstance(stages, list) else []
     if "bench" not in [str(mode or top.get("mode")).lower() for mode in modes or [None]]:
         return Refused("an endpoint is scored, and neither trained nor sampled from: set mode: bench, or leave it out.")
@@ -295,7 +295,8 @@ def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused 
     cap = None if name == "none" else given.get("rollout_is_threshold")
     bounds = str(cap).split("_")
     if len(bounds) == 1 or not isinstance(cap, str):
-        return {"/algorithm.rollout_correction": name, "/algorithm.rollout_correction_args.cap": cap}
+        capped = {} if cap is None else {"/algorithm.rollout_correction_args.cap": cap}
+        return {"/algorithm.rollout_correction": name, **capped}
     if name != "tis_token" or len(bounds) != 2:
         return Refused(f"rollout_is_threshold: two bounds, {cap}, are those of single tokens (rollout_is: token).")
     low, high = bounds

@@ -160,8 +160,7 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
             if isinstance(values, Refused):
                 yield Foreign(chain, name, value, values)
             elif values is not None:
-                there = {to: part for to, part in values.items() if part is not None}
-                yield Foreign(chain, name, value, Put(there))
+                yield Foreign(chain, name, value, Put(values))
         case Cases(of=of, rest=rest):
             case = next((case for other, case in of.items() if is_among(value, (other,))), rest)
             yield from _unknown(case, name, value, chain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trinity_core.config.foreign.run_keys import NOT_CLIPPED, NOT_CORRECTED, bound
+from trinity_core.config.import_verl.async_run import bypasses_async
 from trinity_core.config.import_verl.draft import Draft
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -162,7 +163,7 @@ def _correction(draft: Draft, loss: str, interval: int) -> None:
     for name, reason in NOT_CORRECTED.items():
         if draft.get(f"{section}.{name}"):
             draft.leave(f"{section}.{name}", reason.rstrip("."))
-    bypass = _bypasses(draft)
+    bypass = _bypasses(draft) or bypasses_async(draft)
     if bypass and draft.get(f"{section}.loss_type", "ppo_clip") != "ppo_clip":
         draft.leave(f"{section}.loss_type", NOT_CLIPPED.rstrip("."))
     new, old = f"{section}.rollout_is", "algorithm.rollout_is_level"

@@ -120,7 +120,7 @@ class Draft:
                 continue
             origin = self.origin(key)
             if key in per_step and isinstance(written, int) and interval != 1 and written:
-                written, origin = written * interval, f"{origin} * sync_interval"
+                written, origin = written * interval, f"{origin} * {interval}"
             self.put(native, written, origin)
 
     def absent(self) -> None:
@@ -156,6 +156,17 @@ class Draft:
         value, action = self.verl.values.get(key), self.actions.get(key)
         harmless = action.harmless if isinstance(action, Noted | Refused) else ()
         return value not in OFF and not is_among(value, harmless)
+
+
+def whole(draft: Draft, key: str, default: int) -> int:
+    """A whole number that others are computed from."""
+    value = draft.get(key, default)
+    if isinstance(value, str) and value.isdigit():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    draft.leave(key, f"must be a number here; {default} was taken: give key=value behind the file")
+    return default
 
 
 def _after_colon(sentence: str) -> str:

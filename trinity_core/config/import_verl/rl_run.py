@@ -10,12 +10,19 @@ from typing import Any
 
 from trinity_core.config.foreign.verl_run_keys import DEFAULTS, ENGINE, ROLLOUT
 from trinity_core.config.import_verl.algorithm import write_algorithm
-from trinity_core.config.import_verl.draft import Draft, Written
+from trinity_core.config.import_verl.async_run import (
+    has_rollout_gpus,
+    is_fully_async,
+    write_async_batches,
+    write_rollout_gpus,
+)
+from trinity_core.config.import_verl.draft import Draft, Written, whole
 from trinity_core.config.import_verl.tasks import write_filter, write_tasks
 
 _ACTOR = "actor_rollout_ref.actor"
 PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
-"""Keys that count steps of `data.train_batch_size` tasks, each of which is `sync_interval` steps here."""
+"""Keys that count steps of veRL's trainer: of `data.train_batch_size` tasks, if fully asynchronous of
+`require_batches` mini-batches."""
 SHARED = 0.6
 """`gpu_memory_utilization` at which engine and trainer may share the only GPU."""
 
@@ -48,11 +55,12 @@ def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayou
 def write_reinforced(draft: Draft) -> None:
     """Fill the draft of a run that explores."""
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
-    interval = _batches(draft, rollouts)
+    interval = (write_async_batches if is_fully_async(draft) else _batches)(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
         draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
     write_adapter(draft, "actor_rollout_ref.model")
-    draft.rows(DEFAULTS[""], interval, PER_STEP)
+    steps = whole(draft, "async_training.require_batches", 1) if is_fully_async(draft) else interval
+    draft.rows(DEFAULTS[""], steps, PER_STEP)
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
     write_filter(draft)
@@ -63,17 +71,6 @@ def write_reinforced(draft: Draft) -> None:
     if draft.get("trainer.val_only", False):
         draft.put("mode", "bench", "trainer.val_only")
     draft.absent()
-
-
-def whole(draft: Draft, key: str, default: int) -> int:
-    """A whole number that others are computed from."""
-    value = draft.get(key, default)
-    if isinstance(value, str) and value.isdigit():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    draft.leave(key, f"must be a number here; {default} was taken: give key=value behind the file")
-    return default
 
 
 def _tracker(value: Any) -> str | None:
@@ -128,7 +125,8 @@ def _batches(draft: Draft, rollouts: int) -> int:
     draft.put("buffer.batch_size", mini, draft.origin(f"{_ACTOR}.ppo_mini_batch_size"))
     draft.put("buffer.train_batch_size", mini * rollouts, f"ppo_mini_batch_size * rollout.n = {mini} * {rollouts}")
     draft.put("synchronizer.sync_style", "fixed", "as veRL: explore, then train")
-    draft.put("synchronizer.sync_offset", 0, "")
+    ahead = has_rollout_gpus(draft)
+    draft.put("synchronizer.sync_offset", interval if ahead else 0, "one step of veRL ahead" if ahead else "")
     draft.put("synchronizer.sync_interval", interval, f"data.train_batch_size / ppo_mini_batch_size = {tasks} / {mini}")
     return interval
 
@@ -142,9 +140,12 @@ def _truncation(draft: Draft) -> None:
 
 def _gpus(draft: Draft) -> None:
     """Nodes, engines, and the model that gives rewards."""
-    nodes, gpus = whole(draft, "trainer.nnodes", 1), whole(draft, "trainer.n_gpus_per_node", 8)
     size = whole(draft, f"{ROLLOUT}.tensor_model_parallel_size", 2)
     rewarding = bool(draft.get("reward_model.enable", False))
+    if has_rollout_gpus(draft) and not rewarding:
+        write_rollout_gpus(draft, size)
+        return
+    nodes, gpus = whole(draft, "trainer.nnodes", 1), whole(draft, "trainer.n_gpus_per_node", 8)
     layout = gpu_layout(nodes * gpus, size, rewarding)
     draft.put("cluster.node_num", nodes, draft.origin("trainer.nnodes"))
     draft.put("cluster.gpu_per_node", gpus, draft.origin("trainer.n_gpus_per_node"))

@@ -6,8 +6,8 @@ from typing import Any
 
 from trinity_core.config.foreign.table import ROOT
 from trinity_core.config.foreign.verl_run_keys import DEFAULTS
-from trinity_core.config.import_verl.draft import Draft, Written
-from trinity_core.config.import_verl.rl_run import whole, write_adapter, write_run
+from trinity_core.config.import_verl.draft import Draft, Written, whole
+from trinity_core.config.import_verl.rl_run import write_adapter, write_run
 from trinity_core.config.import_verl.tasks import data_set_names, files
 
 

@@ -16,7 +16,7 @@ from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE
 from trinity_core.config.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
 from trinity_core.config.yaml_text import parse_value
 
-PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
+PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
 _DEEPEST = 20

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
 
+from trinity_core.config.schema import Config
 from trinity_core.data.task import Task
 from trinity_core.errors import InputError
 from trinity_core.plugins import load_plugins
@@ -35,6 +36,19 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}")
     return value
+
+
+def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
+    """The `workflow_args` of a task set. Raises InputError if none of that name has an environment."""
+    inputs = [config.buffer.explorer_input for config in stages]
+    sets = [
+        one for each in inputs for one in (*each.tasksets, *each.eval_tasksets) if "environment" in one.workflow_args
+    ]
+    found = next((one for one in sets if one.name == name), None)
+    if found is None:
+        names = ", ".join(dict.fromkeys(str(one.name) for one in sets)) or "none"
+        raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}")
+    return dict(found.workflow_args)
 
 
 @dataclass(frozen=True)
