@@ -69,7 +69,8 @@ STYLES = ("constant", "cosine", "linear")
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """`lr` is the peak. Cosine and linear decay to `min_lr_ratio * lr` at `total_steps` and stay there."""
+    """`lr` is the peak. Cosine and linear decay towards `min_lr_ratio * lr` as those of transformers and veRL do: the
+    step after the warm-up is at the peak, and the one after `total_steps` would be at the minimum, where they stay."""
 
     lr: float
     total_steps: int
@@ -87,7 +88,7 @@ class LearningRateSchedule:
             return self.lr * step / self.warmup_steps
         if self.style == "constant":
             return self.lr
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        done = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         left = 1.0 - done if self.style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
 
