@@ -17,6 +17,7 @@ from typing import Any
 
 from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
+from trinity_core.imports import lean_imports
 
 Row = dict[str, Any]
 INITIALIZER_RANGE = 0.08
@@ -272,7 +273,8 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
 
 def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
     """A Qwen2 model with weights from torch's generator, on torch's default device; by default of `make_tokenizer`."""
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    with lean_imports():
+        from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = tokenizer or make_tokenizer(size.max_position_embeddings)
     config = Qwen2Config(
