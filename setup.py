@@ -18,7 +18,7 @@ class BuildWithProject(build_py):
         super().run()
         if self.editable_mode:  # a clone has them at its top
             return
-        target = Path(self.build_lib) / "flows" / "project"  # where `local_paths.project_files` looks
+        target = Path(self.build_lib) / "flows" / "project"  # where `files.project_files` looks
         shutil.rmtree(target, ignore_errors=True)
         copy_project(HERE, target)
 

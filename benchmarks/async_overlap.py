@@ -35,8 +35,8 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.inference.requests import Sample, SampleBatch, WeightSyncReport
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore, train
-from trinity_core.sync.methods import open_versions, run_versions
 from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.versions import open_versions, run_versions
 from trinity_core.training.sources import RolloutSource
 
 STYLES = {

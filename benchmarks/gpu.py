@@ -293,8 +293,8 @@ def part_steps(scale: Scale) -> Result:
 
 def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
     """Two steps and a profiled third of one trainer; then its states leave the device and come back."""
+    from trinity_core.training.engine import free_cached
     from trinity_core.training.learner import Learner
-    from trinity_core.training.offload import free_cached
 
     on_gpu = ranks.device.type == "cuda"
     free_cached(ranks.device)

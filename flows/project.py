@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from trinity_core.errors import TrinityError
-from trinity_core.local_paths import project_files
+from trinity_core.files import project_files
 
 TOP = Path(__file__).parent.parent
 """Holds the packages."""

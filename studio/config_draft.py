@@ -12,8 +12,7 @@ from typing import Any
 from studio.commented_yaml import changed
 from trinity_core.config import ConfigError
 from trinity_core.config.source import parse
-from trinity_core.files import read_json, write_atomically, write_json
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded, read_json, write_atomically, write_json
 
 LISTED_DEPTH = 3
 """Folders below the root in which YAML files are looked for."""

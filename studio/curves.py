@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.tracking.metrics_file import FORMER_NAMES, read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.writers import full_names
 
 if TYPE_CHECKING:
@@ -36,11 +36,10 @@ Curves = dict[str, Curve]
 
 def curves_of(job_dir: Path) -> Curves:
     """All metrics of a run."""
-    former = {*FORMER_NAMES.values()}
     curves: Curves = {}
     for line in read_metrics(job_dir):
         for name, value in full_names(line).items():
-            if value is not None and math.isfinite(value) and not any(name.endswith(each) for each in former):
+            if value is not None and math.isfinite(value):
                 curve = curves.setdefault(name, Curve())
                 curve.values[line.step], curve.times[line.step] = value, line.time
     return {

@@ -9,7 +9,7 @@ import streamlit as st
 from studio.config_draft import ConfigDraft
 from studio.recipes import recipes
 from studio.settings import StudioSettings
-from trinity_core.local_paths import project_files
+from trinity_core.files import project_files
 
 
 @st.dialog("New configuration", width="large")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from studio.config_draft import moved, value_at
 from trinity_core.config.source import parse
-from trinity_core.local_paths import project_files
+from trinity_core.files import project_files
 
 HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 """Names a schema relative to the recipe's own folder."""

@@ -33,17 +33,20 @@ settings.load_profile("busy")
 LONGEST = (
     "flows/test_flows_whole.py",
     "runtime/test_runtime_run.py",
-    "flows/test_flows_runs.py",
     "rollout/test_rollout_serving_real.py",
-    "test_wheel.py",
-    "runtime/test_runtime_ray_node.py",
     "chaos/test_chaos.py",
-    "flows/test_flows_signals.py",
-    "runtime/test_python_call.py",
-    "tracking/test_tracking_outages.py",
-    "test_contributing.py",
+    "flows/test_flows_runs.py",
+    "test_wheel.py",
     "studio/test_studio_page.py",
+    "rollout/test_rollout_taught.py",
+    "runtime/test_runtime_ray_node.py",
+    "runtime/test_nodes.py",
     "runtime/test_runtime_notice.py",
+    "flows/test_flows_signals.py",
+    "training/test_training_offload.py",
+    "runtime/test_python_call.py",
+    "inference/test_inference_async_llm.py",
+    "tracking/test_tracking_outages.py",
 )
 """Files that take longest (`pytest --durations=0`), the longest first; the second makes the run with which the first
 compares its own."""
@@ -98,25 +101,30 @@ def reward_folder(tiny_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine_of():
-    """Starts a CPU engine with some settings in this process. It lives until the session ends: one that stops takes
-    the process groups away from the other engines and the trainers of the process."""
-    from trinity_core.inference.in_process import InProcessEngine
-    from trinity_core.inference.settings import EngineSettings
-
-    engines = []
-
-    def start(*settings, **more):
-        settings = EngineSettings(*settings, **more)
-        engines.append(InProcessEngine(settings))
-        with mock.patch.dict(os.environ, settings.environment()):
-            asyncio.run(engines[-1].start())
-        return engines[-1]
-
-    yield start
+def kept_engines():
+    """Engines of this process, which live until the session ends: one that stops takes the process groups away from the
+    other engines and the trainers of the process."""
+    engines: list[Any] = []
+    yield engines
     with mock.patch("gc.collect"):  # vLLM's walks over all that the session has made, for memory that nobody wants
         for engine in engines:
             asyncio.run(engine.stop())
+
+
+@pytest.fixture(scope="session")
+def engine_of(kept_engines):
+    """Starts a CPU engine with some settings in this process."""
+    from trinity_core.inference.in_process import InProcessEngine
+    from trinity_core.inference.settings import EngineSettings
+
+    def start(*settings, **more):
+        settings = EngineSettings(*settings, **more)
+        kept_engines.append(InProcessEngine(settings))
+        with mock.patch.dict(os.environ, settings.environment()):
+            asyncio.run(kept_engines[-1].start())
+        return kept_engines[-1]
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.local_paths import networked, type_at
+from trinity_core.files import networked, type_at
 
 names = st.sampled_from(["a", "b", "ab"])
 folders = st.lists(names, max_size=3).map(lambda parts: PurePosixPath("/", *parts))

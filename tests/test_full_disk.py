@@ -30,7 +30,7 @@ from trinity_core.runlock import hold, is_held, release
 from trinity_core.runtime.summary import write_summary
 from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
-from trinity_core.files import clear_errors, sync_file, temporary_sibling, when_room, write_json
-from trinity_core.local_paths import expanded
+from trinity_core.files import clear_errors, expanded, sync_file, temporary_sibling, when_room, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor

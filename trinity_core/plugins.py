@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from trinity_core.errors import TrinityError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 
 OURS = ("flows", "studio", "tasks", "trinity_core")
 """Packages that are imported beside the plugins, in some processes."""

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import InputError, TrinityError, closest
 from trinity_core.signatures import arguments_model
-from trinity_core.spelling import closest
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ HOMES = {
     "algorithm.entropy_loss_fn": "trinity_core.algorithms.entropy:ENTROPY_LOSSES",
     "algorithm.loss_agg_mode": "trinity_core.algorithms.aggregation:AGGREGATIONS",
     "algorithm.sample_strategy": "trinity_core.store.strategies:STRATEGIES",
-    "replay_buffer.priority_fn": "trinity_core.store.priorities:PRIORITY_FNS",
+    "replay_buffer.priority_fn": "trinity_core.store.strategies:PRIORITY_FNS",
     "algorithm.rollout_correction": "trinity_core.algorithms.correction:CORRECTIONS",
     "monitor.monitor_type": "trinity_core.tracking.monitors:MONITORS",
     "default_workflow_type": "trinity_core.workflows:WORKFLOWS",

@@ -1,7 +1,8 @@
 """The arguments of a function as a pydantic model, derived from its signature: names, types, defaults, bounds, docs.
 
 An annotation may be anything, as it is a user's own: what cannot be read from YAML is `Any`, and so is the text of an
-annotation that names what exists for type checkers alone.
+annotation that names what exists for type checkers alone. `call_with` calls a function with those of its inputs that it
+takes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import inspect
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, create_model
+
+from trinity_core.errors import InputError
 
 PLAIN = (bool, int, float, str)
 
@@ -128,3 +131,30 @@ def from_yaml(kind: Any) -> bool:
 def _optional(kind: Any) -> bool:
     inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return type(None) in get_args(inner)
+
+
+def keywords(function: Callable[..., Any]) -> set[str]:
+    """The names of a function's parameters."""
+    return set(inspect.signature(function).parameters)
+
+
+def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    """Raise InputError for an argument that the function does not take."""
+    parameters = inspect.signature(function).parameters
+    if unknown := set(args) - set(parameters):
+        known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
+        raise InputError(f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}")
+
+
+def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
+    """Call with the given `inputs` that the function takes, and with all `args`.
+
+    Raises InputError for an unknown argument and for a missing required input.
+    """
+    refuse_unknown(function, args)
+    parameters = inspect.signature(function).parameters
+    given = {name: value for name, value in inputs.items() if name in parameters and value is not None} | dict(args)
+    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    if missing := required - set(given):
+        raise InputError(f"{function.__name__} needs {', '.join(sorted(missing))}")
+    return function(**given)

@@ -56,11 +56,11 @@ def model_folder(model_path: str) -> Path | None:
     """A model's folder, of one on the hub that in the local cache; None if there is none."""
     if Path(model_path).is_dir():
         return Path(model_path)
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(model_path, "config.json")
+        cached = try_to_load_from_cache(model_path, "config.json", cache_dir=constants.HF_HUB_CACHE)
     except HFValidationError:  # neither a folder nor a name
         return None
     return Path(cached).parent if isinstance(cached, str) else None

@@ -24,8 +24,8 @@ from flows.local.server import (
 from flows.local.supervisor import RESTARTS, start_supervisor
 from flows.local.worker import (
     END_SECONDS,
-    POOL,
     end_processes,
+    make_pool,
     mark_ended,
     pause_pool,
     pool_is_shared,
@@ -99,7 +99,7 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
     wait_until_healthy(state.api_url, server, log_file("server", root))
     write_settings(root, state.api_url)
     say("Making the work pool and the deployments …")
-    _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    make_pool(state.api_url)
     _prefect(root, env, "--no-prompt", "deploy", "--all")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from flows.local.server import Process, prefect_environment, start_process
+from tasks.prefect_api import api_client
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -44,6 +45,17 @@ def start_worker(root: Path, api_url: str) -> Process:
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}
     return Process.of("worker", start_process("worker", command, env, root).pid)
+
+
+def make_pool(api_url: str) -> None:
+    """Make the work pool, whose runs are processes of this machine; one that is there already takes new runs again."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template, is_paused=False)
+    with api_client(api_url) as client:
+        client.create_work_pool(pool, overwrite=True)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trinity_core.algorithms import POLICY_LOSSES, InputError
-from trinity_core.algorithms.losses.mix import mu_at
+from trinity_core.algorithms.losses.supervised import mu_at
 
 MASK = torch.tensor([[True, True, False], [True, False, False], [False, True, True], [True, True, True]])
 LOGPROBS = torch.tensor([[-1.0, -2.0, 9], [-1.5, 9, 9], [9, -0.5, -0.7], [-3.0, -1.0, -1.0]], dtype=torch.float64)

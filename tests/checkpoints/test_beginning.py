@@ -1,6 +1,5 @@
 """The digest of the model that a run began with: by content, wherever and however it is stored."""
 
-import json
 import re
 from shutil import copytree
 
@@ -8,10 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trinity_core.checkpoints.beginning import Beginning, begin_from, recorded_beginning
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.checkpoints.beginning import Beginning, begin_from
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.weights_digest import weights_digest
 
 
@@ -122,15 +119,3 @@ def test_rollouts_of_another_adapter_are_not_trained_on(model, tmp_path):
             begin_from(run, str(model), True, other)
     begin_from(run, str(model), False, str(adapter))
     begin_from(run, str(model), True, str(adapter))
-    path = JobLayout(run).beginning
-    noted = json.loads(path.read_text())
-    path.write_text(json.dumps({key: noted[key] for key in ("model", "digest")}))  # as an earlier release did
-    begin_from(run, str(model), True, str(adapter))
-    assert json.loads(path.read_text()) == noted
-
-
-def test_run_of_an_earlier_release_says_its_model_alone(tmp_path):
-    layout = JobLayout(tmp_path)
-    assert recorded_beginning(layout, 2) is None
-    update_meta(layout.trainer_meta, model="org/name")
-    assert recorded_beginning(layout, 2) == Beginning("org/name")

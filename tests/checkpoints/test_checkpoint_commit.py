@@ -13,8 +13,7 @@ import pytest
 import torch
 from forkserver import PROCESSES
 
-from trinity_core.checkpoints.commit import begin, commit, remove_old
-from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.commit import begin, commit, damage, remove_old
 from trinity_core.checkpoints.resume import (
     claim,
     fresh_folder,

@@ -16,9 +16,8 @@ from trinity_core.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.beginning import STATE
-from trinity_core.checkpoints.commit import PUBLISHED, remove_old
+from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
-from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError

@@ -15,7 +15,7 @@ from trinity_core.config.fields import sections, settings, types_of
 from trinity_core.config.foreign.key_action import Moved, Noted, Refused
 from trinity_core.config.foreign.table import KEYS
 from trinity_core.config.source import merge
-from trinity_core.spelling import closest, distance
+from trinity_core.errors import closest, distance
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
 INPUT = "buffer.explorer_input"

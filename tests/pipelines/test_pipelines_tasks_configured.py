@@ -14,11 +14,11 @@ import pytest
 from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.config.task_output import curated_folder, output_root, reads_output, uses_pipeline
+from trinity_core.config.paths import curated_folder, output_root, reads_output, uses_pipeline
 from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
-from trinity_core.pipelines.tasks.configured import configured_pipeline
+from trinity_core.pipelines.tasks.curation import configured_pipeline
 from trinity_core.runtime.pipeline import finished
 from trinity_core.runtime.stage import Request, choose_stage
 from trinity_core.runtime.summary import write_summary

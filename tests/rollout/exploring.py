@@ -10,7 +10,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
 

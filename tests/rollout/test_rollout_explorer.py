@@ -32,9 +32,8 @@ from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.methods import open_versions
 from trinity_core.sync.shared_gpu import SharedGpu
-from trinity_core.sync.versions import VersionGone
+from trinity_core.sync.versions import VersionGone, open_versions
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.tracking.scores import valid_scores
@@ -622,7 +621,7 @@ def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
 
 
 def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
-    monkeypatch.setattr("trinity_core.rollout.dynamic_sampling.OPERATOR_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.rollout.step_source.OPERATOR_SECONDS", 0.1)
     enough = threading.Event()
 
     @OPERATORS.register("endless")

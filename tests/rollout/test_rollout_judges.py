@@ -13,7 +13,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.rollout.judges import Judges, apart
+from trinity_core.rollout.resources import Judges, apart
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store

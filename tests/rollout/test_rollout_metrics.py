@@ -10,9 +10,9 @@ import pytest
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import Unanswered
-from trinity_core.rollout.dynamic_sampling import _groups
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.runner import Outcome
+from trinity_core.rollout.step_source import _groups
 
 ROWS = count(100)
 

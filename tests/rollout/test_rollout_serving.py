@@ -18,7 +18,7 @@ from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
 
 HELLO = [{"role": "user", "content": "hello"}]

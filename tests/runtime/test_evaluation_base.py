@@ -9,8 +9,8 @@ import pytest
 from preflight_configs import config_of
 
 from trinity_core.checkpoints.beginning import STATE, Beginning
+from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.checkpoints.huggingface import huggingface_folder
-from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json

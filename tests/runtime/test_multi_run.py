@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.driver import gpus_together, plan_parts
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, Stopped
-from trinity_core.runtime.multi_run import gpus_together, plan_parts
 from trinity_core.runtime.placement import Machine
 
 GSM8K = Path(__file__).parent.parent.parent / "configs/gsm8k"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,16 @@ def test_several_nodes_need_a_database_server(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """The address of a cluster of two nodes with 4 counted GPUs each."""
+    from ray import cloudpickle
     from ray.cluster_utils import Cluster as Nodes
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # spares each actor what this module imports
     with mock.patch.dict(os.environ, PYTHONPATH=f"{HERE}:{HERE.parent.parent}"):
         cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, "include_dashboard": False})
         cluster.add_node(num_cpus=2, num_gpus=4, env_vars={TWO: "1"})
     yield cluster.address
     cluster.shutdown()
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class Process:

@@ -10,6 +10,7 @@ import torch
 from preflight_configs import SHAPE, config_of
 
 from trinity_core.config import LoraConfig, train_settings
+from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError
@@ -36,7 +37,6 @@ from trinity_core.runtime.preflight.trainer_memory import (
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
-from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 BASE = Need("process", 0, "")
 MILLION = 1_000_000

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime import cluster, wait_for_cluster
+from trinity_core.runtime import cluster
 from trinity_core.runtime.gpus import (
     FREE_SECONDS,
     IDLE_BYTES,
@@ -119,11 +119,11 @@ def test_gpus_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:
 def test_gpus_of_a_dying_attempt_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(cluster, "wait_until_free", lambda wanted, wait: waits.append(wait) or 1)
-    monkeypatch.setattr(wait_for_cluster, "_had_room", set())
+    monkeypatch.setattr(cluster, "_had_room", set())
     cluster.machine(1)
-    wait_for_cluster.note_room(None)
+    cluster.note_room(None)
     cluster.machine(1)
-    assert waits == [FREE_SECONDS, wait_for_cluster.AGAIN_SECONDS] and waits[0] < waits[1]
+    assert waits == [FREE_SECONDS, cluster.AGAIN_SECONDS] and waits[0] < waits[1]
 
 
 def test_only_the_chosen_gpus_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

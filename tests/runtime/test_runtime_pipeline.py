@@ -11,12 +11,13 @@ from flows.quickstart import claim
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
-from trinity_core.runtime import pipeline
+from trinity_core.runtime import driver, pipeline
+from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.run_stores import runs_in
-from trinity_core.runtime.stage import in_fresh_folder, job_dir_of, stage_names
+from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -32,7 +33,9 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
     for part in loaded(root, *overrides):
         if model_path:
             part = start_from(part, model_path)
-        summaries.append({"hf_dir": f"{part.job_dir}/model", "made_from": made_from(part)})
+        numbers = {"score": 0.5, "scores": {}, "step": 3, "seconds": 1.0}
+        folders = {"hf_dir": f"{part.job_dir}/model", "checkpoint_dir": str(part.job_dir)}
+        summaries.append({"made_from": made_from(part), **numbers, **folders})
         write_summary(part, summaries[-1])
         model_path = summaries[-1]["hf_dir"]
     return summaries
@@ -44,6 +47,34 @@ def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path)) == summaries
     assert finished(loaded(tmp_path, "cluster.gpu_per_node=0", "monitor.monitor_type=tensorboard")) == summaries
     assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
+
+
+def test_a_finished_pipeline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is its last stage scored again; its model as it was is asked for, which may have a score."""
+    sft, rft = run_all(tmp_path)
+    asked: list[tuple[str, str]] = []
+
+    def run_request(request: Request, adapter: Adapter) -> dict[str, Any]:
+        asked.append((request.kind, request.which))
+        return {"score": 0.1}
+
+    monkeypatch.setattr(driver, "run_request", run_request)
+    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
+    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]
+    summary = driver.run_pipeline(load_config(QUICKSTART, overrides))
+    assert asked == [("evaluate", "base")] and summary["scores"] == {"before": 0.1, "sft": 0.5, "rft": 0.5}
+    assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
+
+
+def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path) -> None:
+    """Also where a stage that only evaluates follows."""
+    _, rft = run_all(tmp_path)
+    bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7}
+    plan = plan_stages(load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]))
+    summary = pipeline.pipeline_summary(plan, {}, {"rft": rft, "bench": bench})
+    assert (summary["hf_dir"], summary["checkpoint_dir"]) == (rft["hf_dir"], rft["checkpoint_dir"])
+    assert (summary["score"], summary["step"], summary["steps"]) == (0.7, 3, {"rft": 3, "bench": 0})
 
 
 def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
-from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
@@ -22,8 +22,8 @@ from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
-from trinity_core.sync.methods import open_versions
 from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.versions import open_versions
 
 PARTS = {"explore", "train"}
 

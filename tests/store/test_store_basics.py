@@ -11,7 +11,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.database import namespaces
 from trinity_core.store.store import ExperienceStore, LineageChanged
-from trinity_core.store.waiting import wait_lease
+from trinity_core.training.sources import wait_lease
 
 
 def test_experiences_round_trip_through_the_store(store):

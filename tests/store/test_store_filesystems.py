@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from trinity_core.errors import TrinityError
-from trinity_core.local_paths import networked
+from trinity_core.files import networked
 from trinity_core.store.database import fault_of
 from trinity_core.store.store import ExperienceStore
 

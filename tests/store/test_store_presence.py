@@ -9,8 +9,8 @@ from store_helpers import make_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, all_is_dropped, describe_explorers
 from trinity_core.store.store import ExperienceStore
-from trinity_core.store.waiting import wait_lease
 from trinity_core.sync.schedule import StalenessBound
+from trinity_core.training.sources import wait_lease
 
 
 def train(store, *steps):

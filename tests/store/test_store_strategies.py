@@ -10,8 +10,9 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.expert import START, ExpertData
-from trinity_core.store.priorities import PRIORITY_FNS, Candidate
 from trinity_core.store.strategies import (
+    PRIORITY_FNS,
+    Candidate,
     Fifo,
     Mix,
     Priority,

@@ -11,7 +11,7 @@ from trinity_core.config.sync_methods import SYNC_METHODS, SyncMethod, default_s
 from trinity_core.errors import TrinityError
 from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.methods import open_versions, versions_class
+from trinity_core.sync.versions import open_versions, versions_class
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,5 +64,5 @@ def test_no_other_file_compares_method_names():
 
 
 def test_imports_without_torch():
-    code = "import sys, trinity_core.sync.methods; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'vllm')))"
+    code = "import sys, trinity_core.sync.versions; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'vllm')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow_store import mlflow_client
 
-from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import (

@@ -49,14 +49,6 @@ def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
         assert [line.step for line in lines if line.source == source] == list(range(200))
 
 
-def test_renamed_metrics_keep_their_former_name(tmp_path: Path) -> None:
-    zero_variance = {"reward/zero_variance_groups": 0.5, "group_advantages/zero_variance_groups": 0.125}
-    MetricsFile(tmp_path, "explorer").write(1, {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0} | zero_variance)
-    [line] = read_metrics(tmp_path)
-    former = {"hand_over/probe_gap": 0.25, "reward/flat_groups": 0.5, "group_advantages/no_spread": 0.125}
-    assert line.metrics == {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0} | zero_variance | former
-
-
 def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
     MetricsFile(tmp_path, "trainer").write(1, {"a": math.nan, "b": math.inf, "c": 2})
     assert json.loads(metrics_path(tmp_path).read_text())["metrics"] == {"a": None, "b": None, "c": 2.0}
@@ -215,7 +207,7 @@ def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:
 
 
 def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
-    """Also after a rewind; what an older release forwarded, which noted no target, is not sent again."""
+    """Also after a rewind."""
     for step in (1, 2, 3):
         MetricsFile(tmp_path, "trainer").write(step, {"a": 1.0})
     first, second = Tail(tmp_path, "trainer", target="mlflow"), Tail(tmp_path, "trainer", target="tensorboard")
@@ -224,8 +216,6 @@ def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
     assert first.read()[0] == [] and [line.step for line in second.read()[0]] == [1, 2]
     second.advance(second.read()[1])
     assert first.read()[0] == second.read()[0] == [], "each has a position of its own"
-    (tmp_path / "monitor/forwarded_trainer.json").write_text('{"position": 100000}')
-    assert first.read()[0] == second.read()[0] == []
 
 
 def test_explorers_have_sources_of_their_own():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.layout import JobLayout
 from trinity_core.runtime import evaluation

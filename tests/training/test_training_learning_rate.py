@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
+from trinity_core.training.learner import LearningRateSchedule, warmup_steps
 
 
 def test_warm_up_is_linear_to_the_peak():

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
+from trinity_core.training.engine import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm

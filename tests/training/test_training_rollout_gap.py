@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.rollout_gap import check_first_gap
+from trinity_core.training.trainer import check_first_gap
 
 FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "cluster__gpu_per_node": 1}
 

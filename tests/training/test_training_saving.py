@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from trinity_core.checkpoints.manifest import Entry, entry_of, write_manifest
+from trinity_core.checkpoints.commit import Entry, entry_of, write_manifest
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.processes import free_memory
 from trinity_core.training import saving

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from saving_helpers import keep_for_resume
 
 from trinity_core.errors import TransientFault
@@ -16,12 +15,11 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.methods import run_versions
 from trinity_core.sync.nccl import PushedVersions, PushPublisher
 from trinity_core.sync.nccl_transfer import VllmWeights
 from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import spec_of
-from trinity_core.sync.versions import VersionPublisher
+from trinity_core.sync.versions import VersionPublisher, run_versions
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training import publish
 from trinity_core.training.distributed import Ranks
@@ -357,18 +355,3 @@ def test_resume_finds_weights_after_an_interval_change(
     assert dict(after.versions.load(resumed))["norm.weight"].tolist() == [resumed] * 3
     assert after.versions.wait(SyncSchedule("fixed", new_interval).required_version(step + 1), timeout=0) == resumed
     after.versions.remove()
-
-
-@pytest.mark.parametrize("version", [None, "2"])
-@pytest.mark.usefixtures("no_check")
-def test_checkpoints_of_older_releases(make_config: Any, tmp_path: Path, version: str | None) -> None:
-    """They hold one file, whose version is unknown in the oldest ones: then the present weights take over."""
-    metadata = {"version": version, "probe": "null"} if version else None
-    save_file({"norm.weight": torch.full((3,), 2.0)}, tmp_path / "rollout_weights.safetensors", metadata)
-    explored = Explored()
-    explored.step = 3
-    run = SmallRun(synchronous(make_config, 2), tmp_path, "memory", explored)
-    run.publisher.resume(3, tmp_path)
-    assert run.versions.versions() == [int(version or 3)]
-    assert run.held(int(version or 3)) == (2 if version else 1)
-    run.versions.remove()

@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
 def test_versions_are_published_with_a_weight_check(rollouts, tiny_model):
     from transformers import AutoModelForCausalLM
 
-    from trinity_core.sync.methods import open_versions
+    from trinity_core.sync.versions import open_versions
 
     config = rollouts("published", synchronizer__sync_interval=2)
     _put(config, range(1, 5))
@@ -192,7 +192,7 @@ def test_converted_checkpoint_loads_in_transformers(rollouts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trinity_core.checkpoints.convert import convert
-    from trinity_core.sync.methods import open_versions
+    from trinity_core.sync.versions import open_versions
 
     config = rollouts("converted")
     _put(config, range(1, 5))

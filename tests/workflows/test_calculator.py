@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from calculate_tool import MOST_CHARACTERS, calculate
 
-from trinity_core.data.tiny_words import CALCULATE
+from trinity_core.data.tiny import CALCULATE
 from trinity_core.workflows.tools import Toolbox, tool_spec
 
 

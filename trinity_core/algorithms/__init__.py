@@ -12,6 +12,8 @@ torch is imported when the first part is called, so that a configuration can be 
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
+from trinity_core.algorithms.advantages.group import overlong_penalty
+from trinity_core.algorithms.advantages.grouping import fill_batch, groups_with_variance
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, measure_gap
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss, entropy_loss
@@ -19,8 +21,6 @@ from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
 from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective, Weights
-from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
-from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.algorithms.value import value_loss, value_tokens
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
 from trinity_core.errors import InputError

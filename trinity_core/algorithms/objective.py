@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
-from trinity_core.algorithms.calls import call_with, keywords, refuse_unknown
 from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
@@ -24,6 +23,7 @@ from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.tensors import as_mask, masked_mean, without_gradient
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.signatures import call_with, keywords, refuse_unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

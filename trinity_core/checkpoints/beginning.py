@@ -11,11 +11,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trinity_core.checkpoints.resume import read_meta
 from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import expanded, write_json
 from trinity_core.layout import JobLayout, as_layout
-from trinity_core.local_paths import expanded
 from trinity_core.weights_digest import weights_digest
 
 STATE = "trainer_state.json"
@@ -77,10 +75,7 @@ def recorded_beginning(job_dir: JobLayout | Path | str, step: int) -> Beginning 
     layout = as_layout(job_dir)
     state = layout.step(step) / STATE
     began = json.loads(state.read_text()).get("began") if state.exists() else None
-    if began:
-        return Beginning(**began)
-    named = read_meta(layout.trainer_meta).get("model")
-    return Beginning(named) if named else None
+    return Beginning(**began) if began else None
 
 
 def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str) -> Beginning | None:
@@ -106,7 +101,7 @@ def begin_from(
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
     if noted is not None and has_rows and noted.differs(present):
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root))
-    if noted is not None and has_rows and noted.adapter not in (None, present.adapter):
+    if noted is not None and has_rows and noted.adapter != present.adapter:
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root))
     if noted != present:
         write_json(layout.beginning, asdict(present))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core import adapters
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
-from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.shards import load_shard, shard_files
 from trinity_core.checkpoints.shards import merge as merge_shards
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.commit import damage
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import JobLayout, as_layout
 from trinity_core.runlock import one_at_a_time

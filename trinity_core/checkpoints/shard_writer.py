@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.manifest import entry_of
+from trinity_core.checkpoints.commit import entry_of
 from trinity_core.errors import on_failure
 from trinity_core.files import clear_errors, remove_leftovers, sync_file, when_room
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trinity_core.compat.experience import Experience
 from trinity_core.data.experience import Experience as Recorded
-from trinity_core.data.spellings import canonical
+from trinity_core.data.messages import canonical
 from trinity_core.errors import TrinityError
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rollout_model import Completion, RolloutModel

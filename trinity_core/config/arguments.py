@@ -18,9 +18,9 @@ from trinity_core.config.schema import Config
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Args
 from trinity_core.config.validation import BAD, convert
+from trinity_core.errors import closest
 from trinity_core.registry import Registry, registry_of
 from trinity_core.signatures import arguments_model, from_yaml
-from trinity_core.spelling import closest
 
 MONITOR = "monitor.monitor_type"
 REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config.findings import Code
-from trinity_core.spelling import closest
+from trinity_core.errors import closest
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,12 +137,11 @@ _KINDS: dict[Any, Kind] = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One key of a section."""
+class Setting(Type):
+    """One key of a section. Null is a value of its own where it is `optional`."""
 
     name: str
     doc: str
-    typed: Type
     kind: Kind
     """JSON type of a value."""
     default: Any
@@ -151,34 +150,14 @@ class Setting:
     """The names that are always known; a module in `plugin_dir` may bring more."""
 
     @property
-    def optional(self) -> bool:
-        """True if null is a value of its own."""
-        return self.typed.optional
-
-    @property
     def derived(self) -> bool:
         """True if the value follows from other settings when it is left out."""
-        return IS_DERIVED in self.typed.extras
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """All values that a choice, or an entry of a list of choices, may have."""
-        return self.typed.choices
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """The bounds of a number."""
-        return self.typed.bounds
+        return IS_DERIVED in self.extras
 
     @property
     def unit(self) -> str:
         """What a number counts."""
-        return next((extra.name for extra in self.typed.extras if isinstance(extra, Unit)), "")
-
-    @property
-    def section(self) -> type[BaseModel] | None:
-        """The model of a section (`object`), or of the entries of a list of sections (`array`)."""
-        return self.typed.section
+        return next((extra.name for extra in self.extras if isinstance(extra, Unit)), "")
 
 
 def settings(cls: type[BaseModel]) -> list[Setting]:
@@ -215,9 +194,9 @@ def _setting(cls: type[BaseModel], name: str) -> Setting:
     default = None if field.default is PydanticUndefined else field.default
     core = get_origin(found.plain) or found.plain
     return Setting(
+        **vars(found),
         name=name,
         doc=" ".join(doc.split()),
-        typed=found,
         kind=_KINDS.get(core, "object"),
         default=list(default) if isinstance(default, tuple) else default,
         names=_names(cls, name),

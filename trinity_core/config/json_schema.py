@@ -169,7 +169,7 @@ def text() -> str:
 def _property(setting: Setting, schema: Schema) -> Schema:
     """One key: what may be written there, and what is said about it."""
     about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
-    if setting.section is None or setting.typed.entry is not None:
+    if setting.section is None or setting.entry is not None:
         about["default"] = setting.default
     if setting.names:
         about["examples"] = list(setting.names)

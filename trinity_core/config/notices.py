@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
-from trinity_core.config.paths import is_backup
+from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
@@ -15,7 +15,6 @@ from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
-from trinity_core.config.task_output import PIPELINE, uses_pipeline
 from trinity_core.registry import registry_of
 
 VERL = "trainer.trainer_config"

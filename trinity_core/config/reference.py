@@ -14,8 +14,7 @@ from typing import Any
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import Config
-from trinity_core.errors import TrinityError
-from trinity_core.spelling import closest
+from trinity_core.errors import TrinityError, closest
 
 WIDTH = 100
 """Columns of the text for a terminal."""
@@ -141,7 +140,7 @@ def value_text(setting: Setting) -> str:
     if setting.choices or setting.names:
         return ", ".join(f"`{choice}`" for choice in setting.choices or setting.names)
     words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
-    text = "text or list" if setting.typed.takes_text_or_list else words.get(setting.kind, "keys and values")
+    text = "text or list" if setting.takes_text_or_list else words.get(setting.kind, "keys and values")
     bounds = f", {setting.bounds}" if setting.bounds else ""
     unit = f" of {setting.unit}" if setting.unit else ""
     return f"{text}{unit}{bounds}"

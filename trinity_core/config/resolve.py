@@ -27,7 +27,7 @@ from trinity_core.config.schema import (
 )
 from trinity_core.config.sync_methods import default_sync_method
 from trinity_core.config.types import FrozenDict
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 from trinity_core.registry import registry_of
 
 DEFAULT_WORKFLOW = "math_workflow"

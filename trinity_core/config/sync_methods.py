@@ -1,7 +1,7 @@
 """The values of `synchronizer.sync_method`: what each needs and allows, and the class that implements it.
 
 Only facts that checks, defaults and placement ask for. The classes are in `trinity_core.sync` and are imported when a
-run opens its weights (`trinity_core.sync.methods`), so that this table is as light as the rest of the configuration.
+run opens its weights (`trinity_core.sync.versions`), so that this table is as light as the rest of the configuration.
 """
 
 from __future__ import annotations

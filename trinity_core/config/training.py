@@ -7,9 +7,15 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trinity_core.config.schema import Config, OptimizerConfig
-from trinity_core.config.schema.trainer_keys import LearnerKeys
+from trinity_core.config.schema.trainer import LearnerKeys
 from trinity_core.config.schema.verl import CriticKeys
 from trinity_core.config.types import Args
+
+REDUCE_BUCKET = 50_000_000
+"""Gradients that are summed over the workers at a time (`reduce_bucket_size`): 100 MB in half precision, enough for a
+link's whole bandwidth. DeepSpeed's default, 500 million, holds ten times as much on every GPU."""
+MAX_LIVE = 1_000_000_000
+"""Weights that ZeRO 3 gathers ahead at most (`stage3_max_live_parameters`), as DeepSpeed does by default."""
 
 
 class CriticSettings(CriticKeys):

@@ -20,7 +20,7 @@ from trinity_core.config.findings import Finding, Report
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
-from trinity_core.spelling import closest
+from trinity_core.errors import closest
 
 T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]

@@ -15,11 +15,10 @@ from itertools import islice
 from pathlib import Path
 
 from trinity_core.config.types import SEVERAL
-from trinity_core.data.readers import READERS, Row, file_format, read_lines
-from trinity_core.data.tables import read_hub, read_table, shown, table_name
+from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
 from trinity_core.data.values import row_problem, visible
 from trinity_core.errors import DataError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What `trinity data check` says of the data sets of a configuration.
+"""What `trinity data check` says of the data sets of a configuration, and which `format` would fit them.
 
 Nothing is written, and no model is loaded but its tokenizer.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, pairwise
 from typing import Any
 
@@ -18,10 +18,10 @@ from trinity_core.config.resolve import shares
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig, TasksetConfig
+from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.files import RejectedRow, RowLocation, first_rows
 from trinity_core.data.formats import has_prompt, spare_columns
-from trinity_core.data.guess import guessed_format
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
@@ -34,6 +34,22 @@ from trinity_core.registry import registry_of
 GUESSED_ROWS = 20
 """Rows by which a format is guessed."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
+Row = formats.Row
+PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
+ANSWERS = (
+    "response", "answer", "solution", "completion", "output", "target", "ground_truth", "final_answer", "label",
+    "reward_model.ground_truth",
+)  # fmt: skip
+CONVERSATIONS = ("messages", "conversations", "conversation", "prompt", "chat")
+PREFERRED = (("chosen", "rejected"), ("preferred", "dispreferred"), ("response_chosen", "response_rejected"))
+SYSTEM, TOOLS = ("system_prompt", "system"), ("tools", "functions")
+FORMATS: Mapping[str, Callable[[Row, FormatConfig], Any]] = {
+    "tasks": formats.prompt_messages,
+    "evaluation": formats.prompt_messages,
+    "demonstrations": formats.demonstration,
+    "preferences": formats.preference,
+}
+"""What reads a row, by the use of its data set (`DataSetReport.use`)."""
 
 
 def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervised) -> list[DataSetReport]:
@@ -211,3 +227,57 @@ def _duplicates(digests: Sequence[bytes], locations: Sequence[RowLocation]) -> l
         if first.setdefault(digest, location) is not location:
             found.append((location, first[digest]))
     return found
+
+
+def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
+    """The keys of the `format` by which the most of these rows can be read, if it is more than half of them; empty if
+    none is found, or none is needed."""
+    best, most = {}, len(rows) / 2
+    for keys in _candidates(rows, use):
+        form = FormatConfig.model_validate(keys)
+        if (count := sum(_readable(row, form, use) for row in rows)) > most:
+            best, most = keys, count
+    return best
+
+
+def _readable(row: Row, form: FormatConfig, use: str) -> bool:
+    try:
+        FORMATS[use](row, form)
+    except DataError:
+        return False
+    return True
+
+
+def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
+    """Formats that the columns of rows suggest, the likeliest first."""
+    default = FormatConfig()
+    more = _named(rows, "system_prompt_key", SYSTEM) | _named(rows, "tools_key", TOOLS)
+    if use == "preferences":
+        for chosen, rejected in PREFERRED[::-1]:
+            more |= (
+                {"chosen_key": chosen, "rejected_key": rejected}
+                if any({chosen, rejected} <= row.keys() for row in rows)
+                else {}
+            )
+    asked = [key for key in PROMPTS if any(isinstance(value, str) for value in _values(rows, key))]
+    talks = [key for key in CONVERSATIONS if any(isinstance(row.get(key), list) for row in rows)]
+    for kind, key, given in (
+        *(("messages", key, {"messages_key": key}) for key in talks),
+        *(("plaintext", key, {"prompt_key": key}) for key in asked),
+        *((("messages", "", {}),) if use == "preferences" else ()),
+    ):
+        answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
+        keys = {"prompt_type": kind, **given, **more, **(answers if use != "preferences" else {})}
+        yield {name: column for name, column in keys.items() if column != getattr(default, name)}
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    """The values of a column that are given; 0 and false are."""
+    values = (formats.column(row, key) for row in rows if formats.has_column(row, key))
+    return [value for value in values if value is not None and value not in ("", [])]
+
+
+def _named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+    """The first of these columns that some row has a value of, as this setting."""
+    name = next((name for name in names if name != taken and _values(rows, name)), None)
+    return {} if name is None else {setting: name}

@@ -6,8 +6,7 @@ import math
 
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats
 from trinity_core.config.schema import Config
-from trinity_core.data.mixture import Weighted
-from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.schedule import TaskSchedule, Weighted
 
 
 def explore_steps(config: Config, schedule: TaskSchedule) -> int:

@@ -1,4 +1,4 @@
-"""Which tasks an explore step takes: a state machine that draws and observes, without a clock.
+"""Which tasks an explore step takes, and from which task set: a state machine that draws and observes, without a clock.
 
 Its position is stored in the transaction that stores a step's experiences. Most selectors need nothing but the number
 of tasks drawn so far. One that learns is rebuilt from what each step observed, which is part of the step's position:
@@ -13,11 +13,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.mixture import Mixture, Proportional, Weighted
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.data.task import Task
@@ -27,6 +29,74 @@ from trinity_core.errors import DataError
 
 Positions = Callable[[], Iterable[Mapping[str, Any]]]
 """Gives the positions of all explore steps so far, in order; called only where something must be rebuilt from them."""
+
+
+class Mixture(Protocol):
+    """Says which task set gives each task."""
+
+    def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
+        """Numbers of the task sets of the next `count` tasks, after `start` in all and `slot` of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proportional:
+    """In an epoch every task set gives as many tasks as it has, in an order drawn anew each epoch."""
+
+    sizes: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not sum(self.sizes):
+            raise DataError("there are no rows to put in order")
+
+    def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
+        """See `Mixture`. Depends on `start` alone, so epochs run across steps."""
+        if len(self.sizes) == 1:
+            return [0] * count
+        taken: list[int] = []
+        while len(taken) < count:
+            epoch, offset = divmod(start + len(taken), sum(self.sizes))
+            taken += _permuted(self, epoch)[offset : offset + count - len(taken)].tolist()
+        return taken
+
+
+@lru_cache(maxsize=4)
+def _permuted(mixture: Proportional, epoch: int) -> np.ndarray:
+    sizes = mixture.sizes
+    return np.random.default_rng([mixture.seed, len(sizes), epoch]).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """Each step takes from the task sets by weights that may change from step to step.
+
+    Of n tasks a task set with share w gives n w, rounded up or down at random so that it gives n w in expectation
+    (systematic sampling), in a random order.
+    """
+
+    weights: tuple[Mapping[int, float], ...]
+    """For each task set step -> weight; between two of these steps the weight changes linearly."""
+    seed: int
+
+    def shares(self, step: int) -> np.ndarray:
+        """float64 [task sets]: shares of the tasks of a step. Raises DataError where all weights are 0."""
+        weights = np.array([_at(points, step) for points in self.weights])
+        if not weights.sum() > 0:
+            raise DataError(f"at explore step {step} every task set has weight 0")
+        return weights / weights.sum()
+
+    def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
+        """See `Mixture`. Depends on step and slot alone."""
+        random = np.random.default_rng([self.seed, len(self.weights), step, slot])
+        ticks = (np.arange(count) + random.random()) / count
+        bounds = np.cumsum(self.shares(step))
+        bounds[np.flatnonzero(self.shares(step))[-1] :] = 1.0  # rounding must not leave a gap at the end
+        return random.permutation(np.searchsorted(bounds, ticks, side="right")).tolist()
+
+
+def _at(points: Mapping[int, float], step: int) -> float:
+    steps: Sequence[int] = sorted(points)
+    return float(np.interp(step, steps, [points[each] for each in steps]))
 
 
 @dataclass(slots=True)
@@ -203,9 +273,8 @@ class TaskSchedule:
         stored = dict(position or {})
         check_order(stored, self._order_inputs())
         self._start()
-        drawn = stored.get("drawn", stored.get("step", 0) * self.batch_size)
         if stored:
-            self._drawn = list(stored.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
+            self._drawn = list(stored["drawn_from"])
         self.step = stored.get("step", 0)
         self._check_queues()
         if not stored or not self._learns:

@@ -128,7 +128,6 @@ class Sequential(EpochSelector):
     """As stored."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """See `EpochSelector`."""
         return np.arange(self.rows.count)
 
 
@@ -137,7 +136,6 @@ class Shuffle(EpochSelector):
     """A new permutation each epoch."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """See `EpochSelector`."""
         return self.rows.random(epoch).permutation(self.rows.count)
 
 
@@ -146,7 +144,6 @@ class DrawnWithReplacement(EpochSelector):
     """Drawn with replacement."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """See `EpochSelector`."""
         return self.rows.random(epoch).integers(self.rows.count, size=self.rows.count)
 
 
@@ -171,7 +168,6 @@ class ByPriority(EpochSelector):
     columns = (1,)
 
     def order(self, epoch: int) -> np.ndarray:
-        """See `EpochSelector`."""
         shuffled = self.rows.random(epoch).permutation(self.rows.count)
         return shuffled[np.argsort(-self.rows.features[shuffled, 0], kind="stable")]
 

@@ -251,7 +251,6 @@ class SupervisedMixture:
         return taken
 
     def batch(self, step: int, size: int) -> list[Experience]:
-        """As `SupervisedSet.batch`."""
         count = rows_of_batch(size, self.experiences_per_row)
         return self.take((step - 1) * count, count, str(step))
 

@@ -26,7 +26,7 @@ from trinity_core.data.formats import has_column
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, needs_prompt, row_problems
 from trinity_core.data.values import row_problem
 from trinity_core.errors import DataError
-from trinity_core.local_paths import networked
+from trinity_core.files import networked
 
 BUSY_SECONDS = 60.0
 """How long a writer is waited for."""

@@ -15,15 +15,67 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.tiny_words import ADDITIONS, CALCULATE, CHAT_TEMPLATE, NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
+from trinity_core.imports import lean_imports
 
 Row = dict[str, Any]
 INITIALIZER_RANGE = 0.08
 """Standard deviation of the initial weights, near 1/sqrt(hidden size). With the usual 0.02 the tied embeddings are so
 small that no token gets a high probability for hundreds of steps: greedy answers look right, sampled ones are noise."""
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+NAMES = (
+    "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Kira", "Leo",
+    "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uwe", "Vera", "Will", "Yara", "Zoe",
+)  # fmt: skip
+
+THINGS = (
+    "apples", "books", "cards", "coins", "cups", "eggs", "flowers", "marbles", "pens", "shells", "stamps", "toys",
+)  # fmt: skip
+
+ADDITIONS = ("finds", "buys", "gets", "wins")
+
+SUBTRACTIONS = ("loses", "sells", "drops", "lends", "mails", "breaks", "donates", "forgets")
+"""The first is the one that worked examples use; the others are rare there."""
+
+QUESTION = "{name} has {a} {thing} and {verb} {b}. How many {thing} does {name} have now?"
+
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "The value of +, -, *, / and brackets.",
+        "parameters": {
+            "properties": {"expression": {"type": "string"}},
+            "additionalProperties": False,
+            "required": ["expression"],
+            "type": "object",
+        },
+    },
+}
+"""The built-in tool of that name, as the model sees it."""
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+{{- 'Tools:' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content %}{{- message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n' + ((call.function or call) | tojson) + '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +273,8 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
 
 def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
     """A Qwen2 model with weights from torch's generator, on torch's default device; by default of `make_tokenizer`."""
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    with lean_imports():
+        from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = tokenizer or make_tokenizer(size.max_position_embeddings)
     config = Qwen2Config(

@@ -8,8 +8,7 @@ from typing import Any
 
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.files import write_json
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded, write_json
 
 GENERATION = "generation_config.json"
 
@@ -20,9 +19,8 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
     A `tokenizer.json` is complete, and reading it needs neither torch nor the registry of model classes: 2.6 s of one
     core against 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file.
     """
-    from transformers.utils import cached_file
 
-    if not trust_remote_code and _has(cached_file, model_path, "tokenizer.json"):
+    if not trust_remote_code and model_file(model_path, "tokenizer.json"):
         from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(model_path)
@@ -91,12 +89,8 @@ def model_file(model_path: str, name: str) -> str | None:
         return str(path) if path.is_file() else None
     from transformers.utils import cached_file
 
-    return _has(cached_file, model_path, name)
-
-
-def _has(cached_file: Any, model_path: str, name: str) -> str | None:
-    """The local path of a file of the model, or None if it has no such file."""
     try:
-        return cached_file(model_path, name)
+        found: str | None = cached_file(model_path, name)
     except OSError:
         return None
+    return found

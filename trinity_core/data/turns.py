@@ -65,7 +65,6 @@ class Call:
 
     @property
     def digest(self) -> str:
-        """See `answer_digest`."""
         return answer_digest(self.tokens, len(self.prompt), self.sample.logprobs, self.sample.versions)
 
 
@@ -173,7 +172,6 @@ def joined(chain: Sequence[Call]) -> TokenSequence:
 
 
 def _temperature(calls: Sequence[Call], start: int, length: int) -> float | np.ndarray | None:
-    """See `TokenSequence.temperature`."""
     first = calls[0].temperature
     if all(call.temperature == first for call in calls):
         return first

@@ -19,8 +19,7 @@ from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
-from trinity_core.sync.methods import open_versions
-from trinity_core.sync.versions import VersionGone
+from trinity_core.sync.versions import VersionGone, open_versions
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ class AsyncLLMEngine(Engine):
         return self._engine
 
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
-        """See `Engine.generate`."""
         return SampleBatch.pack(await asyncio.gather(*(self._sample(request) for request in requests)))
 
     async def _sample(self, request: Request) -> Sample:
@@ -83,7 +81,6 @@ class AsyncLLMEngine(Engine):
         return vllm_types.ABORTED
 
     async def abort(self, keys: Sequence[str]) -> None:
-        """See `Engine.abort`."""
         await self._vllm.abort(list(keys))
 
     async def _sleep(self) -> None:
@@ -127,7 +124,6 @@ class AsyncLLMEngine(Engine):
         return digests
 
     async def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         await self._vllm.reset_prefix_cache()
 
     async def _score(self, tokens: list[int]) -> list[float]:
@@ -165,7 +161,6 @@ class AsyncLLMEngine(Engine):
         self._changing.release()
 
     async def stop(self) -> None:
-        """See `Engine.stop`."""
         if self._engine is not None:
             self._engine.shutdown()
 

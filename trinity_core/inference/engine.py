@@ -24,9 +24,8 @@ from trinity_core.inference.requests import Request, Sample, SampleBatch, Weight
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
-from trinity_core.sync.parameter_check import RankDigests, verify_parameters, verify_unchanged
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.sync.weight_check import TOLERANCES, verify_weights
+from trinity_core.sync.weight_check import TOLERANCES, RankDigests, verify_parameters, verify_unchanged, verify_weights
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def _parameter_digests(self) -> list[dict[str, int | None]]:
-        """For each rank, the value digests of its parameters; see `trinity_core.sync.parameter_check`."""
+        """For each rank, the value digests of its parameters; see `trinity_core.sync.weight_check`."""
 
     @abstractmethod
     async def _score(self, tokens: list[int]) -> list[float]:
@@ -226,7 +225,7 @@ def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int]
 
     None for a folder of other origin, or if its version is gone.
     """
-    from trinity_core.sync.methods import open_versions
+    from trinity_core.sync.versions import open_versions
 
     if source.method != "folder":
         return open_versions(source.method, Path(source.path)), version

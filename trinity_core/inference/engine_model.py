@@ -18,7 +18,7 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
-from trinity_core.loops import RunsElsewhere, in_this_loop
+from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.workflows.rollout_model import Completion, FinishReason, plain_message
 
 
@@ -113,15 +113,12 @@ class EngineModel:
         chat_template: str | None = None,
         prompt: bool = True,
     ) -> str:
-        """See `RolloutModel.render`."""
         return self._encoder(chat_template).render(messages, tools, prompt)
 
     def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
-        """See `RolloutModel.message`."""
         return self.reader.message(answer, tools) if self.reader and tools else plain_message(answer)
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        """See `RolloutModel.logprobs`."""
         scores = await self.outside(self.pool.score([int(token) for token in tokens]))
         return np.asarray(scores, dtype=np.float32)
 
@@ -171,7 +168,6 @@ class EngineModel:
         return sampling
 
     def _logprob_temperature(self, sampling: Sampling) -> float:
-        """See `Completion.temperature`."""
         engine = self.limits.engine
         return sampling.logprob_temperature if engine is None or engine.reports_logprobs_of(sampling) else np.nan
 

@@ -19,7 +19,7 @@ from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TrinityError, Unanswered
 from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
-from trinity_core.loops import RunsElsewhere, in_this_loop
+from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, plain_message
 
@@ -78,7 +78,6 @@ class ExternalModel:
         return asyncio.run_coroutine_threadsafe(self.chat(messages, n, *arguments, **named), self.loop).result()
 
     def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
-        """As `generate`."""
         self._refuse("continues token ids")
 
     async def logprobs(self, tokens: Sequence[int]) -> Never:
@@ -164,20 +163,9 @@ class ExternalSession:
     budget: float = 800.0
     """Seconds for a request of a client with all its retries."""
 
-    @property
-    def api_key(self) -> str:
-        """The endpoint's key; any text where it has none, since clients insist on one."""
-        return self.key or NO_KEY
-
-    @property
-    def base_url(self) -> str:
-        """The endpoint's own address."""
-        return self.settings.base_url
-
-    @property
-    def model_name(self) -> str:
-        """The model's name at the endpoint."""
-        return self.settings.model_name
+    def __post_init__(self) -> None:
+        self.base_url, self.model_name = self.settings.base_url, self.settings.model_name
+        self.api_key = self.key or NO_KEY
 
     @cached_property
     def openai_client(self) -> OpenAI:

@@ -117,7 +117,6 @@ class InProcessEngine(Engine):
         return await self._call(lambda: self._vllm.collective_rpc("parameter_digests"))
 
     async def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         await self._call(lambda: self._vllm.reset_prefix_cache())
 
     async def _score(self, tokens: list[int]) -> list[float]:

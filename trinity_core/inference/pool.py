@@ -23,8 +23,15 @@ from typing import Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.engine import Engine
-from trinity_core.inference.pending_requests import GrowingSample, PendingRequests
-from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource, WeightSyncReport
+from trinity_core.inference.requests import (
+    EngineLost,
+    GrowingSample,
+    PendingRequests,
+    Request,
+    Sample,
+    WeightSource,
+    WeightSyncReport,
+)
 from trinity_core.sync.versions import VersionGone
 from trinity_core.timing import BusyTimer
 

@@ -62,7 +62,6 @@ class RemoteEngine:
         self.actor, self.settings, self.options = actor, settings, options or {}
 
     async def start(self) -> float:
-        """See `Engine.start`."""
         seconds: float = await self._call("start")
         self.settings, self.options = await self._call("describe")
         return seconds

@@ -12,8 +12,8 @@ from trinity_core.config.engine_args import SAFE, is_lossy
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
+from trinity_core.files import expanded
 from trinity_core.inference.requests import Sampling
-from trinity_core.local_paths import expanded
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group

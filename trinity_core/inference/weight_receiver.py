@@ -15,8 +15,8 @@ from trinity_core.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_co
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest
-from trinity_core.sync.methods import open_versions
-from trinity_core.sync.parameter_check import COMPUTED, PACKED, SAME
+from trinity_core.sync.versions import open_versions
+from trinity_core.sync.weight_check import COMPUTED, PACKED, SAME
 from trinity_core.threads import end_with
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WeightReceiver:
             worker.reload_weights(weights_iterator=tensors)
 
     def parameter_digests(self) -> dict[str, int | None]:
-        """The value digests of this rank's parameters as they are now; see `trinity_core.sync.parameter_check`."""
+        """The value digests of this rank's parameters as they are now; see `trinity_core.sync.weight_check`."""
         worker: Any = self
         found = parameter_digests(worker.get_model(), _dtype(worker))
         return {plain_name(names): value for names, value in found.items()} | adapter_digests(worker)
@@ -122,7 +122,7 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
 
     A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
-    What several modules share has all its names (`parameter_check.SAME`). What its loader computes has no digest.
+    What several modules share has all its names (`weight_check.SAME`). What its loader computes has no digest.
     """
     found: dict[str, int | None] = {}
     quantized = {id(p) for module in model.modules() if _is_quantized(module) for p in module.parameters(recurse=False)}

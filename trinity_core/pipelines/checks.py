@@ -14,13 +14,13 @@ from typing import Any, TypeGuard, TypeVar
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
 from trinity_core.config.arguments import fitting
 from trinity_core.config.findings import Finding, Report
+from trinity_core.config.paths import uses_pipeline
 from trinity_core.config.rules.explorer import is_http
 from trinity_core.config.rules.tasks import INPUT, eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.monitor import DataJuicerConfig
-from trinity_core.config.task_output import uses_pipeline
 from trinity_core.data.selectors import SELECTORS, check_columns
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.errors import InputError, TrinityError, closest
 from trinity_core.pipelines import operators, shaping
 from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import installed_operators, starts_own
@@ -29,7 +29,6 @@ from trinity_core.pipelines.shaping import taskset_balance_filter
 from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import unknown_model
-from trinity_core.spelling import closest
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.agent import AgentWorkflow
 from trinity_core.workflows.base import unknown_workflow

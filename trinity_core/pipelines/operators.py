@@ -108,7 +108,7 @@ def dynamic_sampling(
         return []
     import torch
 
-    from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
+    from trinity_core.algorithms.advantages.grouping import fill_batch, groups_with_variance
 
     experiences = [e for e in experiences if not e.is_unscored]
     rewards = [e.total_reward for e in experiences if e.total_reward is not None]
@@ -161,7 +161,6 @@ class OperatorPipeline:
 
     @property
     def names(self) -> list[str]:
-        """As `Operators`."""
         return [name for name, _ in self.operators]
 
     def close(self) -> None:

@@ -18,14 +18,19 @@ from trinity_core.config import Config
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
-from trinity_core.rollout.dynamic_sampling import sample_step
-from trinity_core.rollout.gpu_turn import GpuTurn
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
-from trinity_core.rollout.step_source import StepSource
-from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
+from trinity_core.rollout.step_source import StepSource, sample_step
+from trinity_core.rollout.trainer_watch import (
+    AdmissionWait,
+    GpuTurn,
+    TrainerWatch,
+    VersionWait,
+    present,
+    staleness_bound,
+)
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import VersionGone, WeightVersions

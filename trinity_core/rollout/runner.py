@@ -246,7 +246,6 @@ class TimedRewards:
     busy: BusyTimer = field(default_factory=BusyTimer)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score`."""
         with self.busy:
             return await self.rewards.score(name, items)
 

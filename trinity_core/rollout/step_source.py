@@ -1,23 +1,37 @@
-"""Where the rollouts of explore steps come from: the tasks of a schedule or, in mode `serve`, the sessions of users."""
+"""Where the rollouts of explore steps come from: the tasks of a schedule or, in mode `serve`, the sessions of users.
+
+`sample_step` makes a step of them: rollouts after the experience operators, with further tasks in place of those of
+which nothing is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
+from trinity_core.data.experience import Experience
 from trinity_core.data.joined import JoinedInputs
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.data.task import Task
+from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
 from trinity_core.inference.openai_api.served import POLICY
 from trinity_core.inference.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
 from trinity_core.inference.openai_api.server import ApiServer
-from trinity_core.rollout.metrics import scores_of
-from trinity_core.rollout.runner import Outcome, TaskRunner
+from trinity_core.pipelines.operators import FailedGroup, Operators
+from trinity_core.rollout.metrics import dropped_whole, experiences_of, scores_of
+from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
+from trinity_core.threads import DaemonThreads
+from trinity_core.timing import BusyTimer
 from trinity_core.waits import Wait, poll_async
+
+log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 2.0
 """A step that is not full begins so long after its first group was complete."""
@@ -25,6 +39,8 @@ DROPPED_HELD = 100
 """Sessions without feedback that wait for a step with experiences; of more, a step of their own is made."""
 SERVED = "served"
 """The task set of users' sessions in the ledger."""
+OPERATOR_SECONDS = 3600.0
+"""For the operators of a step. A model as a judge may be among them."""
 
 
 class StepSource(Protocol):
@@ -84,12 +100,10 @@ class TaskSteps:
     text: str = ""
 
     def rows(self, step: int) -> int:
-        """See `StepSource`."""
         return self.schedule.rollouts(step)
 
     @property
     def is_exhausted(self) -> bool:
-        """See `StepSource`."""
         return self.schedule.is_exhausted
 
     def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
@@ -112,7 +126,6 @@ class TaskSteps:
             self.text = ""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
-        """See `StepSource`."""
         self.schedule.begin(step)
         return await self.further(step, self.schedule.batch_size)
 
@@ -127,11 +140,9 @@ class TaskSteps:
         return outcomes
 
     def position(self, step: int) -> dict[str, Any]:
-        """See `StepSource`."""
         return self.schedule.position()
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
-        """See `StepSource`."""
         self.schedule.resume(position, positions)
 
     def stored(self) -> None:
@@ -160,7 +171,6 @@ class ServedSteps:
     """Sessions of the step in progress."""
 
     def rows(self, step: int) -> int:
-        """See `StepSource`."""
         return self.batch_size * self.repeats
 
     async def arrival(self, is_over: Callable[[], bool]) -> bool:
@@ -186,7 +196,6 @@ class ServedSteps:
         return groups >= self.batch_size or gathered or self.served_sessions.counts[2] >= DROPPED_HELD
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
-        """See `StepSource`."""
         return await asyncio.to_thread(self._outcomes, step, version)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
@@ -220,14 +229,12 @@ class ServedSteps:
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
-        """See `StepSource`."""
         found = position or {}
         self._count = found.get("served", 0)
         for session in self.served_sessions.resume(found.get("sessions", ())):
             self.server.close(session, WITHOUT_FEEDBACK)
 
     def stored(self) -> None:
-        """See `StepSource`."""
         self.served_sessions.stored()
 
     def went_back(self, version: int) -> None:
@@ -248,3 +255,81 @@ def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
         for task in tasks
         for run in range(task.repeat_times)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """The tasks of a step, with those that were drawn in place of others."""
+
+    outcomes: list[Outcome]
+    experiences: list[Experience]
+    """What the operators left."""
+    dropped: dict[str, dict[str, int]]
+    """Group -> operator or reason -> experiences that it dropped."""
+    operator_seconds: float
+    """For which the step waited for the operators."""
+
+
+async def sample_step(
+    steps: StepSource, operators: Operators, step: int, version: int, rounds: int, failures: FailureWatch
+) -> SampledStep:
+    """The rollouts of a step. As often as `rounds`, tasks of which nothing is left to train on are replaced by further
+    ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
+
+    Raises `TrinityError` if all its first tasks fail, and not just a few, or all tasks of the run.
+    """
+    outcomes = await steps.outcomes(step, version)
+    failures.check(step, outcomes, is_last=step == steps.total_steps or steps.is_exhausted)
+    wanted = len(outcomes)
+    timer = BusyTimer()
+    with timer:
+        experiences, dropped = await run_operators(operators, outcomes, failures.rejected_rows)
+    missing = wanted - _groups(experiences)
+    for _ in range(rounds):
+        further = await steps.further(step, missing) if missing > 0 else []
+        if not further:
+            break
+        failures.note(further)
+        with timer:
+            kept, by_operator = await run_operators(operators, further, failures.rejected_rows)
+        outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
+        missing = wanted - _groups(experiences)
+    if rounds and missing > 0:
+        log.warning(
+            "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
+            step, wanted - missing, wanted, len(outcomes), rounds,
+        )  # fmt: skip
+    return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
+
+
+def _groups(experiences: list[Experience]) -> int:
+    """Groups of which there is something to train on."""
+    return len({one.group for one in experiences if one.action_mask.any()})
+
+
+async def run_operators(
+    operators: Operators, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
+) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+    """What the operators leave of the outcomes' experiences, and what they dropped.
+
+    They run beside the explorer's loop, as plugins may take their time: in a thread, or in a process of their own. Rows
+    with which one fails are noted in `rejected_rows`.
+    """
+    failed: list[FailedGroup] = []
+    run = partial(operators.run, experiences_of(outcomes), failed.append)
+    work = asyncio.get_running_loop().run_in_executor(DaemonThreads("operators"), run)
+    try:
+        left = await asyncio.wait_for(work, OPERATOR_SECONDS)
+    except TimeoutError:
+        names, missing = ", ".join(operators.names), operators.running or "the process of their own"
+        raise TrinityError(
+            f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s: no answer from {missing}"
+        ) from None
+    tasks = {outcome.task.group: outcome.task for outcome in outcomes}
+    rows = [
+        rejected_row(tasks[each.group], f"experience operator '{each.operator}' fails: {cause(each.error)}")
+        for each in failed
+        if each.group in tasks  # an operator may have added it
+    ]
+    rejected_rows.append("experience_operators", rows)
+    return left

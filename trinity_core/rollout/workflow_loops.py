@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from trinity_core.loops import Bridge, Loop
-from trinity_core.threads import Interrupted, interrupt
+from trinity_core.threads import Bridge, Interrupted, Loop, interrupt
 
 log = logging.getLogger(__name__)
 

@@ -16,20 +16,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.processes import die_with_parent, end, families
-from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
+from trinity_core.runtime.faults import is_cancelled
+from trinity_core.runtime.gpus import FREE_SECONDS, GpuLocks, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
 from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach, start_ray
-from trinity_core.runtime.wait_for_cluster import gpu_seconds, note_room, wait_for_cluster
+from trinity_core.waits import retry
 
 log = logging.getLogger(__name__)
 
 END_SECONDS = 5.0
 """For Ray's processes to end when Ray does."""
+AGAIN_SECONDS = 300.0
+"""For room where an earlier attempt had some: dying processes may let go of their GPUs slowly, and a node takes minutes
+to start."""
 LOOK_SECONDS = 5.0
 """Between two looks at whether Ray is alive."""
 NAME_SECONDS = 30.0
@@ -38,6 +42,9 @@ PLACE_SECONDS = 600.0
 """For Ray to start an actor, also where its GPUs are another run's still."""
 _lock = threading.Lock()
 _current: Cluster | None = None
+_had_room: set[str | None] = set()
+"""Ray addresses (None: a Ray of its own) at which there was room for a run of this process."""
+T = TypeVar("T")
 
 
 class Cluster:
@@ -179,21 +186,17 @@ class Cluster:
         """What `start` returns, once no other actor of the run has this name."""
         from ray.exceptions import ActorAlreadyExistsError
 
-        deadline, told = time.monotonic() + NAME_SECONDS, False
-        while True:
-            try:
-                return start()
-            except ActorAlreadyExistsError:
-                if not told:
-                    log.info("waiting up to %g s for an earlier %s to end", NAME_SECONDS, name)
-                told = True
-                if time.monotonic() > deadline:
-                    raise TrinityError(
-                        f"{name} is already running in the namespace {self._namespace} of the Ray cluster: the same "
-                        "run, another evaluation of it, or a run of the same project and name in another folder is in "
-                        "progress. Wait for it, stop it or set ray_namespace."
-                    ) from None
-            time.sleep(1.0)
+        def is_taken(error: Exception) -> bool:
+            return isinstance(error, ActorAlreadyExistsError)
+
+        try:
+            return retry(start, is_taken, NAME_SECONDS, 1.0, f"an earlier {name} has yet to end")
+        except ActorAlreadyExistsError:
+            raise TrinityError(
+                f"{name} is already running in the namespace {self._namespace} of the Ray cluster: the same run, "
+                "another evaluation of it, or a run of the same project and name in another folder is in progress. "
+                "Wait for it, stop it or set ray_namespace."
+            ) from None
 
     def check_room(self, wanted: float) -> None:
         """Before actors start that use `wanted` GPUs together: those that never fit would wait for ever."""
@@ -373,3 +376,33 @@ def _keeping_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not handler:
             signal.signal(signal.SIGTERM, handler)
+
+
+def note_room(address: str | None) -> None:
+    """There is room for a run of this process in the Ray at `address`."""
+    _had_room.add(address)
+
+
+def gpu_seconds() -> float:
+    """Seconds to wait for GPUs of this machine that are in use."""
+    return AGAIN_SECONDS if None in _had_room else FREE_SECONDS
+
+
+def wait_for_cluster(address: str | None, work: Callable[[], T]) -> T:
+    """What `work` returns, which needs the Ray at `address`. Raises what it raises.
+
+    A cluster that is joined, and that had room for this process before, is waited for, at most `AGAIN_SECONDS`; then
+    raises `TransientFault`.
+    """
+    known = address is not None and address in _had_room
+
+    def may_return(fault: Exception) -> bool:
+        return known and isinstance(fault, TrinityError | TransientFault) and not is_cancelled()
+
+    notice = "the cluster has no room, though it had some before"
+    try:
+        return retry(work, may_return, AGAIN_SECONDS, LOOK_SECONDS, notice)
+    except TrinityError as fault:
+        if not known:
+            raise
+        raise TransientFault(str(fault)) from fault

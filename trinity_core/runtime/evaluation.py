@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.huggingface import huggingface_folder
-from trinity_core.checkpoints.manifest import damage
 from trinity_core.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError

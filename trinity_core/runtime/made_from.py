@@ -8,13 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trinity_core.checkpoints.manifest import digest
+from trinity_core.checkpoints.commit import digest
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
-from trinity_core.config.task_output import uses_pipeline
+from trinity_core.config.paths import uses_pipeline
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""

@@ -89,19 +89,15 @@ class ReservedNodes(AnyNode):
     """Ray's placement group."""
 
     def engine(self, index: int) -> Any:
-        """See `AnyNode`."""
         return self.bundle(self.places.engines[index])
 
     def auxiliary(self, model: int, index: int) -> Any:
-        """See `AnyNode`."""
         return self.bundle(self.places.auxiliary[model][index])
 
     def trainer(self, rank: int) -> Any:
-        """See `AnyNode`."""
         return self.bundle(self.places.trainers[rank])
 
     def first(self) -> Any:
-        """See `AnyNode`."""
         return self.bundle(0)
 
     def bundle(self, number: int) -> Any:
@@ -120,7 +116,6 @@ class ReservedNodes(AnyNode):
         return [addresses[node_ids[number]] for number in range(len(self.places.gpus))]
 
     def release(self) -> None:
-        """See `AnyNode`."""
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(self.group)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
 from trinity_core.errors import InputError
-from trinity_core.files import write_atomically
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded, write_atomically
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
 
 if TYPE_CHECKING:

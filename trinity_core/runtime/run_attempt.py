@@ -272,6 +272,6 @@ class RunAttempt:
 
 def remove_shared_weights(config: Config) -> None:
     """Remove the weights published through this machine's shared memory, which are of no use after the run."""
-    from trinity_core.sync.methods import run_versions
+    from trinity_core.sync.versions import run_versions
 
     run_versions(config).remove()

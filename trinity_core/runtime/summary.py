@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
-from trinity_core.config.task_output import curated_folder
+from trinity_core.config.paths import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.run_attempt import RunAttempt

@@ -20,8 +20,7 @@ from trinity_core.config.public import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
-from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
-from trinity_core.store.statements import statements
+from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables, statements
 from trinity_core.waits import retry
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -23,7 +23,7 @@ from trinity_core.data.experience import Experience, from_bytes, from_json, roll
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.errors import DataError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 from trinity_core.store.database import Database, namespaces
 from trinity_core.store.schema import tables
 

@@ -37,7 +37,6 @@ class ExpertMixture:
     data: SupervisedMixture
 
     def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
-        """See `ExpertSource`."""
         start = position["offset"]
         return self.data.take(start, rows), ExpertPosition(epoch=0, offset=start + rows)
 

@@ -1,20 +1,18 @@
-"""Taking a batch for a trainer step, inside one write transaction."""
+"""Batches of train steps, each change inside one write transaction: leased, committed, rewound, pruned."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertPosition, ExpertSource
-from trinity_core.store.priorities import Candidate
-from trinity_core.store.schema import State, Tables, in_queue
-from trinity_core.store.statements import statements
-from trinity_core.store.strategies import Choice, Strategy
+from trinity_core.store.schema import State, Tables, in_queue, kept, statements
+from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
@@ -109,3 +107,123 @@ def _position(value: dict[str, int]) -> ExpertPosition:
 def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
     """`ids` in lists short enough for one statement."""
     return [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """The result of `rewind`."""
+
+    step: int
+    """The checkpoint that was rewound to."""
+    lineage: int
+    """The present lineage; unchanged if there was nothing to undo."""
+    returned_rows: int = 0
+    """Rows of later batches that returned to the queue."""
+    dropped_rows: int = 0
+    """Rows deleted because versions newer than the checkpoint sampled them."""
+    lost_rows: int = 0
+    """Rows of later batches that were already pruned: prune only up to the oldest checkpoint kept."""
+    explorers: dict[str, int] = field(default_factory=dict)
+    """Explorers that were rewound, with the step after which they resume."""
+
+
+def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
+    """Undo everything after trainer step `step`, inside a write transaction.
+
+    Batches up to `step` are final. Later batches return to the queue in their old order (by id). An explore step that
+    used a version newer than `step` is deleted with all later steps of its explorer.
+
+    A new lineage begins exactly if a version newer than `step` may exist: each trainer step has a lease before it
+    makes its version. A rewound explorer starts afresh; the others keep waiting for their version.
+    """
+    mark_trained(connection, t, step)
+    lineage = connection.execute(select(t.meta.c.lineage)).scalar_one()
+    first = _first_steps_to_drop(connection, t, step)
+    later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
+    if not first and not later:
+        return Rewound(step, lineage)
+    ids, lost = _release(connection, t, step)
+    dropped = sum(_drop_steps(connection, t, explorer, begin) for explorer, begin in first.items())
+    connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
+    bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
+    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
+    explorers = {explorer: begin - 1 for explorer, begin in first.items()}
+    return Rewound(step, lineage + 1, _count_rows(connection, t, ids), dropped, lost, explorers)
+
+
+def mark_trained(connection: Connection, t: Tables, step: int) -> None:
+    """Make the batches up to `step` final, because a checkpoint contains those steps."""
+    committed = select(t.meta.c.committed).scalar_subquery()
+    later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > committed, t.lease_groups.c.step <= step)
+    connection.execute(
+        update(t.groups).where(t.groups.c.state == State.LEASED, t.groups.c.id.in_(later)).values(state=State.TRAINED)
+    )
+    connection.execute(update(t.meta).where(t.meta.c.committed < step).values(committed=step))
+
+
+def prune(connection: Connection, t: Tables, step: int, uses: int = 1) -> int:
+    """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many.
+
+    Rows in fewer than `uses` batches stay, since they may be used again.
+
+    Their groups stay, as PRUNED, for the ledger.
+    """
+    g = t.groups.c
+    later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
+    old = or_((g.state == State.TRAINED) & g.id.not_in(later), (g.state == State.STALE) & (g.stale_at <= step))
+    if uses > 1:
+        counted = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id).having(func.count() >= uses)
+        old = old & or_(g.state == State.STALE, g.id.in_(counted))
+    ids = list(connection.scalars(select(g.id).where(kept(t), old)))
+    rows = _count_rows(connection, t, ids)
+    for some in chunks(ids):
+        connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
+        connection.execute(update(t.groups).where(g.id.in_(some)).values(state=State.PRUNED))
+    return rows
+
+
+def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[str, int]:
+    query = select(t.steps.c.explorer, func.min(t.steps.c.step)).where(t.steps.c.version > step)
+    return dict(connection.execute(query.group_by(t.steps.c.explorer)).tuples().all())
+
+
+def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], int]:
+    """Return the batches after `step` to the queue; returns their groups and the number of rows already pruned."""
+    g, lg = t.groups.c, t.lease_groups.c
+    ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
+    leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
+    there = g.state != State.PRUNED
+    present = connection.scalar(
+        select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step, there)
+    )
+    before = g.id.in_(select(lg.group_id).where(lg.step <= step))
+    for some in chunks(ids):
+        connection.execute(update(t.groups).where(g.id.in_(some), there, ~before).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, before).values(state=State.TRAINED))
+    stale = (g.state == State.STALE) & (g.stale_at > step)
+    connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
+    connection.execute(delete(t.lease_groups).where(lg.step > step))
+    connection.execute(delete(t.leases).where(t.leases.c.step > step))
+    return ids, int(leased) - int(present or 0)
+
+
+def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
+    g = t.groups.c
+    there = g.state != State.PRUNED
+    sizes = (connection.scalar(select(func.sum(g.size)).where(g.id.in_(some), there)) for some in chunks(ids))
+    return sum(int(size or 0) for size in sizes)
+
+
+def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
+    """Delete the explore steps of `explorer` from `first` on; return the number of deleted rows."""
+    g = t.groups.c
+    trained = g.id.in_(select(t.lease_groups.c.group_id))
+    ids = list(connection.scalars(select(g.id).where(g.explorer == explorer, g.step >= first, ~trained)))
+    dropped = _count_rows(connection, t, ids)
+    for some in chunks(ids):
+        connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
+        connection.execute(delete(t.groups).where(g.id.in_(some)))
+    connection.execute(delete(t.steps).where(t.steps.c.explorer == explorer, t.steps.c.step >= first))
+    fresh = {"finished": False, "waiting": None}
+    connection.execute(update(t.explorers).where(t.explorers.c.name == explorer).values(**fresh))
+    return dropped

@@ -65,7 +65,6 @@ class PostgreSQL(StoreBackend):
         return engine
 
     def connect_read_only(self, url: URL) -> Engine:
-        """As `StoreBackend`."""
         return self.connect(url).execution_options(postgresql_readonly=True)
 
     def now(self, connection: Connection) -> float:

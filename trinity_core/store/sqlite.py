@@ -19,8 +19,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import clear_errors
-from trinity_core.local_paths import networked
+from trinity_core.files import clear_errors, networked
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
 
 
@@ -56,7 +55,6 @@ class SQLite(StoreBackend):
         return engine
 
     def begin(self, connection: Connection) -> None:
-        """As `StoreBackend`."""
         _driver(connection).execute("BEGIN")
 
     def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
@@ -64,7 +62,6 @@ class SQLite(StoreBackend):
         _driver(connection).execute("BEGIN IMMEDIATE")  # a reader that becomes a writer may be refused at once
 
     def lock_schema(self, connection: Connection) -> None:
-        """As `StoreBackend`."""
         _driver(connection).execute("BEGIN IMMEDIATE")
 
     def fault(self, url: URL) -> str:

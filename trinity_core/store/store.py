@@ -23,15 +23,13 @@ from sqlalchemy import func, insert, select, update
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import leasing, ledger, lineage, presence
+from trinity_core.store import leasing, ledger, presence
 from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
 from trinity_core.store.expert import ExpertSource
+from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.lineage import Rewound
-from trinity_core.store.presence import Contribution, TrainerPresence
-from trinity_core.store.schema import EXPLORER, TRAINER, tables
-from trinity_core.store.statements import statements
-from trinity_core.store.stats import Stats, stats_of
+from trinity_core.store.presence import Contribution, Stats, TrainerPresence, stats_of
+from trinity_core.store.schema import EXPLORER, TRAINER, statements, tables
 from trinity_core.store.strategies import Fifo, Strategy, whole_steps
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
@@ -330,7 +328,7 @@ class ExperienceStore:
     def commit(self, step: int) -> None:
         """Make the batches up to trainer step `step` final: its checkpoint is complete."""
         with self._database.write() as connection:
-            lineage.mark_trained(connection, self._tables, step)
+            leasing.mark_trained(connection, self._tables, step)
 
     @waits_for_room
     def rewind(self, step: int) -> Rewound:
@@ -340,7 +338,7 @@ class ExperienceStore:
         explorer that notices the rewind finds none.
         """
         with self._database.write() as connection:
-            return lineage.rewind(connection, self._tables, step)
+            return leasing.rewind(connection, self._tables, step)
 
     @waits_for_room
     def prune(self, step: int, uses: int = 1) -> int:
@@ -349,7 +347,7 @@ class ExperienceStore:
         Rows in fewer than `uses` batches stay, since they may be used again.
         """
         with self._database.write() as connection:
-            return lineage.prune(connection, self._tables, step, uses)
+            return leasing.prune(connection, self._tables, step, uses)
 
     # ---- both ----
 

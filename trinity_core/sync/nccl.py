@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trinity_core.config import Config
-    from trinity_core.sync.publisher import TrainerRank
-    from trinity_core.sync.versions import WeightVersions
+    from trinity_core.sync.versions import TrainerRank, WeightVersions
     from trinity_core.sync.weight_check import WeightCheck
 
 PUSHED = "pushed_weights"
@@ -105,7 +104,6 @@ class PushPublisher:
         self._push(version, check, None)
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
-        """See `WeightPublisher`."""
         self._push(version, check, tensors)
 
     def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:

@@ -27,8 +27,7 @@ from trinity_core.threads import DaemonThreads
 if TYPE_CHECKING:
     import torch
 
-    from trinity_core.sync.publisher import TrainerWeights
-    from trinity_core.sync.versions import WeightVersions
+    from trinity_core.sync.versions import TrainerWeights, WeightVersions
     from trinity_core.sync.weight_check import WeightCheck
 
 Payload = dict[str, Any]
@@ -60,19 +59,15 @@ class RayEngine:
         self._timeout = timeout
 
     def init_weight_transfer_engine(self, init_info: Payload) -> None:
-        """See `EngineControl`."""
         self._call("init_weight_transfer_engine", self._handle.init_weight_transfer_engine.remote(init_info))
 
     def start_weight_update(self) -> None:
-        """See `EngineControl`."""
         self._call("start_weight_update", self._handle.start_weight_update.remote())
 
     def update_weights(self, update_info: Payload) -> None:
-        """See `EngineControl`."""
         self._call("update_weights", self._handle.update_weights.remote(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """See `EngineControl`."""
         self._call("finish_weight_update", self._handle.finish_weight_update.remote(weight_version))
 
     def _call(self, name: str, reference: Any) -> None:
@@ -189,11 +184,9 @@ class KeptWeights:
     gathers = False
 
     def specs(self) -> list[TensorSpec]:
-        """See `TrainerWeights`."""
         return [spec_of(name, tensor) for name, tensor in self.tensors.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainerWeights`."""
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"

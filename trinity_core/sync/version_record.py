@@ -33,7 +33,7 @@ class VersionRecord:
     check: WeightCheck | None = None
     """The weight check that an engine must pass after loading."""
     digests: dict[str, TensorDigest] = field(default_factory=dict)
-    """By name, those of `aliases` included; empty in records of older releases."""
+    """By name, those of `aliases` included."""
 
     def to_bytes(self) -> bytes:
         """JSON; the inverse of `read`."""
@@ -46,9 +46,8 @@ class VersionRecord:
             value = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        # "probe" in records of older releases.
-        check = value.pop("check", None) or value.pop("probe", None)
-        digests = {name: TensorDigest(*digest) for name, digest in value.pop("digests", {}).items()}
+        check = value.pop("check")
+        digests = {name: TensorDigest(*digest) for name, digest in value.pop("digests").items()}
         return cls(**value, check=None if check is None else WeightCheck.from_json(check), digests=digests)
 
 

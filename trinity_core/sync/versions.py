@@ -14,10 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from trinity_core.errors import DataError, TransientFault, WeightSyncError
+from trinity_core.config import Config
+from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
@@ -34,9 +38,9 @@ if TYPE_CHECKING:
 
     from trinity_core.config import Config
     from trinity_core.sync.digest import TensorDigest
-    from trinity_core.sync.publisher import TrainerRank, WeightPublisher
-    from trinity_core.sync.tensorfile import Layout
+    from trinity_core.sync.tensorfile import Layout, TensorSpec
     from trinity_core.sync.weight_check import WeightCheck
+
 
 DEFAULT_KEEP = 2
 """Number of versions that stay loadable: the newest, and the one that an explorer may be about to load. Synchronous
@@ -44,6 +48,46 @@ runs keep as many as `sync_offset` needs (`SyncSchedule.versions_kept`)."""
 
 LIST_EVERY = 20
 """Looks for a version between two looks for newer ones, which list the folder."""
+
+
+class TrainerWeights(Protocol):
+    """The present weights of the policy, whole, tied names included; of a policy with an adapter, that alone."""
+
+    @property
+    def gathers(self) -> bool:
+        """True if every rank must iterate in step, since each tensor is gathered from all and valid until the next."""
+
+    def specs(self) -> list[TensorSpec]:
+        """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """A fresh pass over names and tensors."""
+
+
+@dataclass(frozen=True)
+class TrainerRank:
+    """What a publisher needs of the trainer rank that it belongs to."""
+
+    rank: int
+    weights: TrainerWeights
+    any_rank: Callable[[bool], bool]
+    """True on every rank if the argument is True on one. Collective."""
+    explorers_wait: Callable[[int], bool]
+    """True if every explorer waits for this version or a newer one, or has finished. Asked on rank 0 only."""
+    stopping: Callable[[], bool]
+    """True once the run has been asked to stop."""
+    held: Callable[[], Mapping[str, TensorDigest]] = dict
+    """The digests of tensors that engines hold already: an adapter's base. Collective at first if `weights` gathers."""
+
+
+class WeightPublisher(Protocol):
+    """Publishes versions of the trainer's weights by one sync method."""
+
+    def publish(self, version: int, check: WeightCheck) -> None:
+        """Publish the present weights as `version`. Collective; rank 0 writes or sends."""
+
+    def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, torch.Tensor]) -> None:
+        """Publish an older `version`, whose tensors rank 0 has (the others: none). Collective."""
 
 
 class VersionGone(TransientFault):
@@ -179,7 +223,7 @@ class WeightVersions(ABC):
     def values(self, version: int, dtype: str) -> dict[str, int]:
         """The value digest of each tensor of `version` as an engine of this dtype holds it; by name.
 
-        Empty for a version of an older release. Raises what `load` raises.
+        Raises what `load` raises.
         """
         record = self.record(version)
         if record is None:
@@ -237,7 +281,6 @@ class VersionPublisher:
         self._keep = keep
 
     def publish(self, version: int, check: WeightCheck) -> None:
-        """See `WeightPublisher`."""
         weights, held = self._trainer.weights, self._held()
         if self._trainer.rank == 0:
             specs = weights.specs() if weights.gathers else None
@@ -247,10 +290,29 @@ class VersionPublisher:
                 pass
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
-        """See `WeightPublisher`."""
         held = self._held()
         if self._trainer.rank == 0:
             self._versions.publish(version, tensors.items(), check, self._keep, pushed=held)
 
     def _held(self) -> Mapping[str, TensorDigest]:
         return self._trainer.held() if self._trainer.rank == 0 or self._trainer.weights.gathers else {}
+
+
+def versions_class(method: str) -> type[WeightVersions]:
+    """The class that implements a `synchronizer.sync_method`. Raises `TrinityError` for an unknown name."""
+    if method not in SYNC_METHODS:
+        *others, last = SYNC_METHODS
+        raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}")
+    found = resolve_name(SYNC_METHODS[method].implementation)
+    assert isinstance(found, type) and issubclass(found, WeightVersions), SYNC_METHODS[method].implementation
+    return found
+
+
+def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
+    """The versions that the run in `job_dir` publishes by `method`. Nothing is read or written yet."""
+    return versions_class(method).open(Path(job_dir))
+
+
+def run_versions(config: Config) -> WeightVersions:
+    """The versions of the run that `config` (resolved) describes."""
+    return open_versions(config.synchronizer.sync_method, config.job_dir)

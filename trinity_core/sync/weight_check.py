@@ -1,15 +1,20 @@
-"""The weight check: fixed tokens whose log-probs trainer and engine must agree on after a weight sync.
+"""Two checks after a weight sync: of an engine's log-probs of fixed tokens, and of the values of its parameters.
 
 An engine that loaded a tensor under the wrong name, in the wrong order, or not at all still generates text, but its
 log-probs differ. The check cannot tell apart versions whose difference is below the noise of the dtype (neighbouring
 versions of a bfloat16 run, say); which version was loaded is settled by the version's record.
+
+An engine's parameters are not the tensors that it was given: `q_proj`, `k_proj` and `v_proj` become `qkv_proj`, experts
+are stacked, and each tensor-parallel rank has a shard. But value digests add up: those of the parameters of a module,
+over all ranks, to those of the tensors that belong there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from trinity_core.errors import WeightSyncError
@@ -18,6 +23,17 @@ TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "fp8": 2.0}
 """Largest gap of one token's log-prob (nats) between different kernels with the same weights, by compute dtype. The
 log-prob is a difference of logits of size 10 to 40: one rounding of bfloat16 (2^-8, relative) is 0.04 to 0.16. That of
 an engine with fp8 weights or cache is assumed, not measured."""
+PACKED = " (packed)"
+"""Ends the name of a weight that the engine's kernels have a copy of, in a layout of their own."""
+COMPUTED = " (computed)"
+"""Ends the name of a parameter whose loader does not copy what was published."""
+SAME = " = "
+"""Between the names of a parameter that several modules share."""
+FEW = 4
+"""The most tensors of one parameter that ranks may hold a different number of times (q, k and v)."""
+
+RankDigests = Sequence[Mapping[str, int | None]]
+"""For each rank of an engine: parameter -> value digest; None for a parameter that no load has touched yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +91,105 @@ def verify_weights(
             "Check that every tensor reaches the engine, `lm_head.weight` of tied embeddings included."
         )
     return gaps[worst]
+
+
+def verify_parameters(
+    version: int, published: Mapping[str, int], ranks: RankDigests, before: RankDigests = (), held: int = 0
+) -> None:
+    """Raise `WeightSyncError` unless the parameters of all `ranks` hold the tensors `published` as `version`.
+
+    `published` is value digests by Hugging Face name. `before` is what `ranks` was when the engine held version `held`.
+    """
+    ranks, before = ([_chosen(rank, published) for rank in each] for each in (ranks, before))
+    names = sorted({name for rank in ranks for name in rank})
+    wrong = []
+    for packed in (False, True):
+        others = [name for name in names if name.endswith(PACKED) is not packed]
+        for parameters, tensors in match([name for name in names if name not in others], published, others):
+            if any(name.endswith(COMPUTED) for name in parameters):
+                continue
+            found = [rank.get(name) for rank in ranks for name in parameters]
+            if not _adds_up(found, [published[name] for name in tensors], len(ranks)):
+                stale = [rank.get(name) for rank in before for name in parameters] == found
+                wrong.append(_explain(parameters, tensors, held if stale or None in found else None))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
+
+
+def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
+    """Raise `WeightSyncError` unless an engine that slept with `version` woke up with the same parameters."""
+    pairs = zip(before, after, strict=True)
+    changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise WeightSyncError(f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s")
+
+
+def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
+    """With one name for each parameter: each one under which a tensor was published, or else the shortest."""
+    chosen: dict[str, int | None] = {}
+    for names, value in rank.items():
+        kind = next((kind for kind in (PACKED, COMPUTED) if names.endswith(kind)), "")
+        each = names.removesuffix(kind).split(SAME)
+        own = [name for name in each if name in published] or [min(each, key=lambda name: name.count("."))]
+        chosen |= {f"{name}{kind}": value for name in own}
+    return chosen
+
+
+def match(
+    parameters: Collection[str], tensors: Collection[str], others: Collection[str] = ()
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Which tensors each parameter is made of, by their names: groups of parameters with the tensors of the group.
+
+    A parameter is made of the tensor of its own name, or else of those tensors without such a parameter (here or among
+    `others`) that are nearest in the tree of modules, the same last part of the name preferred. Every parameter is in
+    one group; a tensor that belongs to none is one that the engine has no use for.
+    """
+    bare = {name: name.removesuffix(PACKED).removesuffix(COMPUTED) for name in parameters}
+    taken = {name.removesuffix(PACKED) for name in others}
+    yield from (([name], [own]) for name, own in bare.items() if own in tensors)
+    left = ({name: own for name, own in bare.items() if own not in tensors}, set(tensors) - set(bare.values()) - taken)
+    depths = range(max((name.count(".") for name in left[0].values()), default=-1), -1, -1)
+    for by_leaf in (True, False):
+        for depth in depths:
+            groups: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+            for name, own in left[0].items():
+                groups.setdefault(_place(own, depth, by_leaf), ([], []))[0].append(name)
+            for name in sorted(left[1]):
+                groups.get(_place(name, depth, by_leaf), ([], []))[1].append(name)
+            for found, made_of in groups.values():
+                if made_of:
+                    yield found, made_of
+                    left = ({n: own for n, own in left[0].items() if n not in found}, left[1] - set(made_of))
+    yield from (([name], []) for name in left[0])
+
+
+def _place(name: str, depth: int, by_leaf: bool) -> tuple[str, ...]:
+    """The first `depth` modules of a name, with its last part; all of a name that is shorter."""
+    *modules, leaf = name.split(".")
+    if len(modules) < depth:
+        return (name,)
+    return (*modules[:depth], leaf) if by_leaf else tuple(modules[:depth])
+
+
+def _adds_up(found: Sequence[int | None], tensors: Sequence[int], ranks: int) -> bool:
+    """True if each tensor is among the ranks a whole number of times: once in shards, or copied to several ranks."""
+    present = [value for value in found if value is not None]
+    if not tensors or len(present) != len(found):
+        return False
+    copies = [count for count in range(1, ranks + 1) if ranks % count == 0]
+    ways = product(copies, repeat=len(tensors)) if len(tensors) <= FEW else ((c,) * len(tensors) for c in copies)
+    return any(sum(c * value for c, value in zip(way, tensors, strict=True)) == sum(present) for way in ways)
+
+
+def _explain(parameters: Sequence[str], tensors: Sequence[str], held: int | None) -> str:
+    name = ", ".join(parameters)
+    if not tensors:
+        return f"no tensor was published for its parameter {name}"
+    made_of = (
+        "" if list(tensors) == [p.removesuffix(PACKED) for p in parameters] else f" (made of {', '.join(tensors)})"
+    )
+    return f"its parameter {name}{made_of} " + (
+        "holds other values than the trainer published" if held is None else f"still holds the values of version {held}"
+    )

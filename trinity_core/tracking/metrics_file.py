@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -26,19 +26,8 @@ LOCK_POLL = 0.01
 LOCK_SECONDS = 60.0
 """For the others that use the file."""
 FORWARDED_PREFIX = "forwarded_"
-ANY_TARGET = "*"
-"""What older releases forwarded counts for every tracking system that has no position of its own."""
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
-
-FORMER_NAMES = {
-    "reward/zero_variance_groups": "reward/flat_groups",
-    "group_advantages/zero_variance_groups": "group_advantages/no_spread",
-    "weight_sync/check_gap": "hand_over/probe_gap",
-    "timing_s/weight_sync": "timing_s/hand_over",
-    "timing_s/weight_sync_engine": "timing_s/hand_over_engine",
-}
-"""Metric -> its former name. Both are written for one release, so that existing charts keep working."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +57,11 @@ class MetricsFile:
 
     def write(self, step: int, metrics: Mapping[str, float], source: str | None = None, made_with: str = "") -> None:
         """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
-        numbers = {name: _finite(value) for name, value in metrics.items()}
-        numbers |= {former: numbers[name] for name, former in FORMER_NAMES.items() if name in numbers}
         line: dict[str, object] = {
             "step": int(step),
             "source": source or self.source,
             "time": round(time.time(), 3),
-            "metrics": numbers,
+            "metrics": {name: _finite(value) for name, value in metrics.items()},
         }
         if made_with:
             line["made_with"] = made_with
@@ -194,8 +181,7 @@ class Tail:
 
     @property
     def _position(self) -> int:
-        positions = _positions(self._state)
-        return positions.get(self._target, positions.get(ANY_TARGET, 0))
+        return _positions(self._state).get(self._target, 0)
 
 
 def was_tracked(job_dir: Path | str) -> bool:
@@ -256,11 +242,6 @@ def parse(blob: bytes) -> Iterator[MetricLine]:
         yield MetricLine(entry["step"], entry["source"], entry["time"], numbers, entry.get("made_with", ""))
 
 
-def as_dict(line: MetricLine) -> dict[str, object]:
-    """A line as JSON."""
-    return asdict(line)
-
-
 def _finite(value: float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
@@ -269,8 +250,7 @@ def _finite(value: float) -> float | None:
 def _positions(state: Path) -> dict[str, int]:
     """Tracking system -> up to which byte it has the lines; none, so that all are sent again, if the file is missing or
     was damaged by a power cut."""
-    kept = read_json(state) or {}
-    return kept.get("positions") or ({ANY_TARGET: int(kept["position"])} if "position" in kept else {})
+    return (read_json(state) or {}).get("positions", {})
 
 
 def _state(positions: Mapping[str, int]) -> bytes:

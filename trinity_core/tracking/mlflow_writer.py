@@ -26,8 +26,7 @@ from filelock import FileLock, Timeout
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import write_json
-from trinity_core.local_paths import networked
+from trinity_core.files import networked, write_json
 from trinity_core.page_notes import mlflow_address
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description

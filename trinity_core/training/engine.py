@@ -6,17 +6,24 @@ ranks (DeepSpeed averages over ranks, so terms are scaled by their number). `ste
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trinity_core.compiler import prepare_to_compile
+from trinity_core.config.schema import Config
+from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
-from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
+
+CONTEXT_BYTES = 3 << 29
+"""Of the GPU, what the trainer's process holds beside its tensors: CUDA's context, libraries and their workspaces."""
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,44 @@ class TrainingEngine:
         limit = self.settings.grad_clip or float("inf")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
 
+    def offload(self) -> None:
+        """Move weights, gradients and optimiser state to the machine's memory. Not under ZeRO 3.
+
+        There the engine cannot compute, but a checkpoint can be saved.
+        """
+        if self.plain:
+            self._move_state(HOST)
+        else:
+            self.deepspeed.offload_states(pin_memory=self.device.type == "cuda")
+            self._link()
+        self.module.to(HOST)  # of what is not trained DeepSpeed knows nothing
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        if self.plain:
+            self._move_state(self.device)
+        else:
+            self.deepspeed.reload_states()
+            self._link()
+        self.module.to(self.device)
+
+    def _move_state(self, device: torch.device) -> None:
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if torch.is_tensor(value):
+                    state[name] = value.to(device)
+
+    def _link(self) -> None:
+        """Let parameters find their float32 weights and moments where these are now; checkpoints read them so.
+
+        DeepSpeed 0.19.8 forgets the moments when states move: it links them once, in the first step.
+        """
+        zero = self.deepspeed.optimizer
+        zero._link_all_hp_params()
+        zero._hp_optimizer_states_linked = False
+        if self.optimizer.state:
+            zero._lazy_init_hp_params_optimizer_state()
+
 
 class FrozenModule:
     """A module that is only evaluated: whole on every rank, or partitioned under ZeRO 3."""
@@ -127,6 +172,10 @@ class FrozenModule:
         config = deepspeed_config(settings, ranks.world_size)
         place(module, settings, config, ranks.device)
         self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
+
+    def move(self, to_host: bool) -> None:
+        """Move it to the machine's memory, where an engine needs the GPU, or back to where it rests."""
+        self.module.to(HOST if to_host else self.rests_on)
 
     @contextmanager
     def on_device(self) -> Iterator[Callable[..., Any]]:
@@ -172,3 +221,42 @@ def deepspeed_config(settings: TrainingEngineSettings, world_size: int) -> dict[
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 10**9,
     }
+
+
+def compile_layers(lm: nn.Module, device: torch.device) -> None:
+    """Compile each decoder layer of `lm` at its first use. Raises `TrinityError` without a C++ compiler."""
+    if device.type == "cpu":
+        prepare_to_compile("trainer.torch_compile is true", "leave torch_compile out")
+    for layer in decoder_layers(lm):
+        layer.compile(dynamic=True)
+
+
+def decoder_layers(lm: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a transformers model, as named by its `_no_split_modules`."""
+    names = set(getattr(lm, "_no_split_modules", None) or ())
+    return [module for module in lm.modules() if type(module).__name__ in names]
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """A context for passes over a row or two, which would otherwise cause a compilation of their own."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def fits_beside_engine(config: Config, device: torch.device) -> bool:
+    """True if the states that are on the GPU now may stay there while the engine has its share; never on a CPU.
+
+    `kv_cache_gib` in place of a share says nothing of what the engine takes in all: then they may not.
+    """
+    if device.type != "cuda" or config.explorer.rollout_model.kv_cache_gib is not None:
+        return False
+    whole = torch.cuda.mem_get_info(device)[1]
+    share = config.explorer.rollout_model.gpu_memory_utilization
+    return torch.cuda.memory_reserved(device) + CONTEXT_BYTES <= (1 - share) * whole
+
+
+def free_cached(device: torch.device) -> None:
+    """Return to the GPU what torch keeps for later."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()

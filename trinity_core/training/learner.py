@@ -1,46 +1,100 @@
-"""All models of a trainer (policy, and if the algorithm needs them reference and critic) and one train step."""
+"""All models of a trainer (policy, and if the algorithm needs them reference and critic) and one train step.
+
+One rank reads a model and tries its fast paths; the others get both from it. The weights follow on the device:
+DeepSpeed sends rank 0's when it takes or partitions a module, and `FrozenModule` sends those of a module that DeepSpeed
+never sees. Host memory thus holds one copy, not one for each rank.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
+from trinity_core.algorithms.value import value_tokens
 from trinity_core.checkpoints.beginning import model_name
 from trinity_core.config.resolve import sampling_temperature
-from trinity_core.config.schema import Config
-from trinity_core.config.training import TrainSettings, train_settings
+from trinity_core.config.schema import Config, ModelConfig
+from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
 from trinity_core.timing import StepTimer
-from trinity_core.training import offload
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
-from trinity_core.training.compiled import compile_layers
-from trinity_core.training.critic import Critic
-from trinity_core.training.distributed import Ranks
-from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
-from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
-from trinity_core.training.loading import fast_paths_on_first, load_on_first
+from trinity_core.training.distributed import Ranks, broadcast_bytes
+from trinity_core.training.engine import (
+    FrozenModule,
+    TrainingEngine,
+    TrainingEngineSettings,
+    compile_layers,
+    free_cached,
+)
 from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
 from trinity_core.training.micro import Micro, build_micro
-from trinity_core.training.nonfinite import step_in_error
 from trinity_core.training.policy import (
     DTYPES,
     SAMPLE_WIDTH,
     FastPaths,
     Policy,
+    ValueModel,
+    find_fast_paths,
     load_causal_lm,
     sample,
 )
 from trinity_core.training.sequence_parallel import install, split_sequences
-from trinity_core.training.update import Cut, gather, micro_batches, needs_old_logprobs_first, prepare, update
+from trinity_core.training.update import (
+    Cut,
+    all_reduce,
+    check_finite,
+    gather,
+    micro_batches,
+    needs_old_logprobs_first,
+    prepare,
+    step_in_error,
+    update,
+)
 
 log = logging.getLogger(__name__)
+STYLES = ("constant", "cosine", "linear")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateSchedule:
+    """`lr` is the peak. Cosine and linear decay to `min_lr_ratio * lr` at `total_steps` and stay there."""
+
+    lr: float
+    total_steps: int
+    warmup_steps: int = 0
+    style: str = "constant"
+    min_lr_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.style not in STYLES:
+            raise TrinityError(f"optimizer.warmup_style is '{self.style}'; choose one of {', '.join(STYLES)}")
+
+    def at(self, step: int) -> float:
+        """The rate of `step` (from 1). Warm-up is linear and reaches the peak at step `warmup_steps`."""
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.style == "constant":
+            return self.lr
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        left = 1.0 - done if self.style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
+
+
+def warmup_steps(steps: int, ratio: float, total_steps: int) -> int:
+    """`lr_warmup_steps` if positive, else `lr_warmup_steps_ratio` of all steps."""
+    return steps if steps > 0 else int(ratio * total_steps)
 
 
 class Learner:
@@ -147,17 +201,17 @@ class Learner:
     def offload(self) -> None:
         """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
         for engine in self._engines():
-            offload.offload(engine)
+            engine.offload()
         if isinstance(self.reference, FrozenModule):
-            offload.move(self.reference, to_host=True)
-        offload.free_cached(self.ranks.device)
+            self.reference.move(to_host=True)
+        free_cached(self.ranks.device)
 
     def reload(self) -> None:
         """Undo `offload`."""
         for engine in self._engines():
-            offload.reload(engine)
+            engine.reload()
         if isinstance(self.reference, FrozenModule):
-            offload.move(self.reference, to_host=False)
+            self.reference.move(to_host=False)
 
     def _engines(self) -> list[TrainingEngine]:
         return [self.engine, *([self.critic.engine] if self.critic else [])]
@@ -220,3 +274,121 @@ def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int
     default = 0 if ranks.world_size == 1 else 2
     stage = default if settings.zero_stage is None else settings.zero_stage
     return stage if dtype == torch.float32 else max(stage, 2)
+
+
+class Critic:
+    """Estimates the return of each state and is fitted to the observed returns."""
+
+    def __init__(
+        self, settings: CriticSettings, zero_stage: int, dtype: torch.dtype, total_steps: int, model: ModelConfig,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.ranks = ranks
+        self.dtype = dtype
+        optimizer = settings.optimizer
+        trust, longest = model.trust_remote_code, model.max_model_len
+        load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
+        lm = load_on_first(load, ranks)
+        if zero_stage < 3:
+            lm.to(ranks.device)
+        fast_paths = fast_paths_on_first(lm, ranks)
+        if ranks.sequence is not None:
+            install(lm, ranks.sequence)
+        if settings.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})
+        if settings.torch_compile:
+            compile_layers(lm, ranks.device)
+        value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype, ranks.sequence)
+        head = lm.get_output_embeddings()
+        if head.weight is not lm.get_input_embeddings().weight:
+            head.weight.requires_grad_(False)
+        self.engine = TrainingEngine(
+            value_model,
+            TrainingEngineSettings(
+                optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, zero_stage, dtype,
+                settings.param_offload, settings.optimizer_offload,
+            ),
+            ranks,
+        )  # fmt: skip
+        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
+        self.schedule = LearningRateSchedule(
+            optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
+        )
+        rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
+        largest_mask = fast_paths.largest_mask if ranks.sequence is None else None
+        self.cut = Cut(settings.max_tokens * ranks.sharing, rows, 1, fast_paths.packing, largest_mask)
+
+    def micro_batches(self, batch: Batch) -> list[Micro]:
+        """This rank's micro-batches, by the critic's own budget."""
+        return micro_batches(batch, self.cut, self.ranks)
+
+    def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
+        """Float32 [B, T]: the value of the state in which each token was chosen."""
+        return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
+
+    def update(
+        self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
+    ) -> dict[str, float]:
+        """One optimiser step on the clipped squared error (token mean) of the rows that have returns, which excluded
+        ones (expert rows, unscored answers) have not. Metrics are exact over micro-batches and ranks.
+
+        Raises TrinityError for a loss or gradient that is not finite.
+        """
+        judged = batch.mask & ~batch.excluded[:, None]
+        weights = AGGREGATIONS["token-mean"].weights(judged)
+        accumulator = MetricAccumulator()
+        for i, micro in enumerate(micros):
+            values = micro.grid(self.engine(micro))
+            mask = judged[micro.rows] if len(micro.cells) else judged[micro.rows] & False
+            losses, stats = value_tokens(
+                values, returns[micro.rows], mask, old_values[micro.rows], self.settings.cliprange_value
+            )
+            loss = (weights[micro.rows] * losses).sum()
+            accumulator.means(stats)
+            accumulator.total("critic/vf_loss", loss)
+            self.engine.backward(loss, last=i == len(micros) - 1)
+        lr = self.schedule.at(step)
+        norm = self.engine.step(lr)
+        accumulator.reduce(all_reduce(self.ranks))
+        metrics = accumulator.metrics()
+        inputs = {"the returns": returns, "the values": old_values}
+        check_finite("critic", step, metrics["critic/vf_loss"], norm, self.engine, lr, inputs)
+        return metrics | {"critic/grad_norm": norm, "critic/lr": lr}
+
+
+def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
+    """What `load(reads)` gives, a model: read on rank 0, and with any weights of the same form on the others.
+
+    A rank whose model has another form, because transformers keeps some weights in another dtype when it reads them,
+    reads too. Collective.
+    """
+    lm = load(ranks.first)
+    if ranks.world_size == 1:
+        return lm
+    first = broadcast_bytes(_form(lm) if ranks.first else None, ranks)
+    if first != _form(lm):
+        lm = load(True)
+    stored = lm.state_dict()
+    for name, buffer in lm.named_buffers():
+        if name in stored:
+            torch.distributed.broadcast(buffer, 0)
+    return lm
+
+
+def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
+    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
+    found = find_fast_paths(lm) if ranks.first else None
+    told = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+    paths, implementation = json.loads(broadcast_bytes(told, ranks))
+    if not ranks.first:
+        lm.set_attn_implementation(implementation)
+    return FastPaths(*paths)
+
+
+def _form(lm: Any) -> bytes:
+    """Names, dtypes and shapes of all tensors, and which are tied."""
+    tensors = [*lm.named_parameters(remove_duplicate=False), *lm.named_buffers()]
+    first: dict[int, str] = {}
+    rows = [(name, str(t.dtype), tuple(t.shape), first.setdefault(id(t), name)) for name, t in tensors]
+    return str(zlib.crc32(repr(rows).encode())).encode()

@@ -23,7 +23,7 @@ from trinity_core.adapters import (
 )
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 
 if TYPE_CHECKING:
     from trinity_core.training.engine import TrainingEngine

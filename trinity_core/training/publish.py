@@ -17,12 +17,12 @@ from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.digest import TensorDigest, digest
-from trinity_core.sync.publisher import TrainerRank
 from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
+from trinity_core.sync.versions import TrainerRank
 from trinity_core.sync.weight_check import WeightCheck
-from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
+from trinity_core.training.engine import uncompiled
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 from trinity_core.training.saving import Copying
@@ -31,8 +31,7 @@ from trinity_core.training.state import base_weights, shape_of, stored_buffers, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trinity_core.sync.publisher import WeightPublisher
-    from trinity_core.sync.versions import WeightVersions
+    from trinity_core.sync.versions import WeightPublisher, WeightVersions
     from trinity_core.training.engine import TrainingEngine
 
 CHECK_TOKENS = 48
@@ -199,7 +198,7 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
 
 
 KEPT_WEIGHTS = "rollout_weights"
-"""Beginning of the names of the files, which hold one version each; checkpoints of older releases have one file."""
+"""Beginning of the names of the files, which hold one version each."""
 
 
 def keep_version(versions: WeightVersions, version: int, copying: Copying) -> None:
@@ -212,16 +211,15 @@ def keep_version(versions: WeightVersions, version: int, copying: Copying) -> No
 def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
     """The file of each version of whole weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
 
-    It holds the other kind if the sync method has changed. A file without a version is of no use.
+    It holds the other kind if the sync method has changed.
     """
     from safetensors import safe_open
 
     found: dict[int, Path] = {}
     for path in checkpoint.glob(f"{KEPT_WEIGHTS}*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            version = (file.metadata() or {}).get("version")
-            if version and any(map(is_adapter, file.keys())) is of_adapter:
-                found[int(version)] = path
+            if any(map(is_adapter, file.keys())) is of_adapter:
+                found[int(file.metadata()["version"])] = path
     return found
 
 
@@ -231,6 +229,6 @@ def read_version(path: Path) -> tuple[WeightCheck | None, dict[str, Tensor]]:
 
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-        check = json.loads(metadata.get("check") or metadata["probe"])  # "probe" in checkpoints of older releases
+        check = json.loads(metadata["check"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     return None if check is None else WeightCheck.from_json(check), tensors

@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
-from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.manifest import Entry
+from trinity_core.checkpoints.commit import Entry, begin, commit
 from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens

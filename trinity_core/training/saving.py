@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.manifest import Entry, entry_of
+from trinity_core.checkpoints.commit import Entry, entry_of
 from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.errors import TransientFault, TrinityError

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from trinity_core.checkpoints.resume import read_meta, update_meta
@@ -24,11 +25,11 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
+from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, Stats, all_is_dropped, describe_explorers
 from trinity_core.store.run_store import open_run_store
-from trinity_core.store.strategies import make_strategy
-from trinity_core.store.waiting import wait_lease
-from trinity_core.waits import Wait
+from trinity_core.store.store import ExperienceStore
+from trinity_core.store.strategies import Strategy, make_strategy
+from trinity_core.waits import Wait, poll
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ LOOK_SECONDS = 1.0
 """Between two looks at who is waited for."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
+SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_read_timeout); %s"
 
 
 class BatchSource(Protocol):
@@ -313,3 +315,46 @@ def total_steps(config: Config, source: BatchSource) -> int:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
     opened = open_tasksets(config, policy_encoder(config.model))
     return training_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))
+
+
+def wait_lease(
+    store: ExperienceStore, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
+    expert: ExpertSource | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
+    explore_steps: int | None = None,
+) -> list[Experience] | None:  # fmt: skip
+    """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
+
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row,
+    raises `TransientFault`, or `TrinityError` where explorers have worked meanwhile and nothing is left of what they
+    made.
+    """
+    lease = partial(store.lease, step, rows, newest_version, strategy, expert, explore_steps=explore_steps)
+    before, seen = store.explorer_steps(), -1
+    with store.watching() as changes:
+        for _ in poll(timeout):
+            now = changes()
+            if now != seen:
+                seen = now
+                if (batch := lease()) is not None:
+                    return batch
+            if stop is not None and stop():
+                return None
+    stats = store.stats()
+    if not stats.ready:
+        raise _nothing_came(step, timeout, before, stats)
+    if batch := lease(final=True):
+        known = describe_explorers(stats.explorers, stats.now)
+        wanted = f"{explore_steps} whole explore steps" if explore_steps else rows
+        log.warning(SHORT, step, len(batch), wanted, timeout, known)
+    return batch
+
+
+def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:
+    nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
+    known = describe_explorers(stats.explorers, stats.now)
+    if all_is_dropped(stats.explorers, before, stats.now):
+        return TrinityError(
+            f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
+            "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
+        )
+    return TransientFault(nothing + known)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trinity_core.adapters import A, B, is_adapter, merged_weight, plain_name
 from trinity_core.errors import DataError
-from trinity_core.training.compiled import uncompiled
-from trinity_core.training.engine import TrainingEngine
+from trinity_core.training.engine import TrainingEngine, uncompiled
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square, float32."""

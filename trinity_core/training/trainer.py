@@ -7,7 +7,9 @@ drew, and whether to stop, reaches the others in one message a step.
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from threading import Event
@@ -15,21 +17,25 @@ from typing import Any
 
 import torch
 
+from trinity_core.config.engine_args import is_lossy
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
+from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
+from trinity_core.training.engine import fits_beside_engine, free_cached
 from trinity_core.training.learner import Learner
-from trinity_core.training.offload import fits_beside_engine, free_cached
 from trinity_core.training.publish import Publisher
-from trinity_core.training.rollout_gap import check_first_gap
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource
 
 log = logging.getLogger(__name__)
+LIMITS = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
+"""Mean |log pi - log mu| of a token, in nats, by the coarser number format of engine and trainer. Kernels that round
+otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat template or tensor by 0.3 and more."""
 
 
 @dataclass
@@ -255,3 +261,27 @@ class Trainer:
         last = step == self.progress.total_steps
         self.savepoints.save(self.learner, step, self.publisher, last, before_named, after_named)
         self._copied_step = step
+
+
+def check_first_gap(metrics: Mapping[str, float], config: Config, on_gpu: bool) -> None:
+    """Raise TrinityError if the mean gap of step 1 is not plausible (`algorithm.max_rollout_gap`)."""
+    gap = metrics.get("rollout_gap/mean")
+    if gap is None or metrics.get("staleness/max") != 0.0:  # rows may also say no version
+        return
+    limit = config.algorithm.max_rollout_gap or LIMITS[_coarser(config, on_gpu)]
+    if not gap <= limit or math.isnan(gap):
+        raise TrinityError(
+            f"algorithm.max_rollout_gap: in step 1 the log-probs of engine and trainer differ by {gap:.3g} nats a "
+            f"token in the mean; with the same weights at most {limit:g} is plausible. Look at what changes them in "
+            "the engine alone: extra_engine_args, sampling arguments, log-probs that a workflow gives. Set a larger "
+            "algorithm.max_rollout_gap if the gap is meant."
+        )
+
+
+def _coarser(config: Config, on_gpu: bool) -> str:
+    engine = config.explorer.rollout_model
+    if is_lossy(engine.extra_engine_args):
+        return "fp8"
+    default = "bfloat16" if on_gpu else "float32"
+    asked = (default if engine.dtype == "auto" else engine.dtype, config.trainer.dtype or default)
+    return max(asked, key=lambda dtype: LIMITS[dtype])

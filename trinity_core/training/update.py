@@ -6,7 +6,9 @@ from the whole batch on every rank, and everything else is a sum over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +19,17 @@ from torch import Tensor
 from trinity_core.algorithms import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.data.experience import Experience, rollouts_of
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.micro import Micro, build_micro
-from trinity_core.training.nonfinite import check_finite
+
+ENLARGERS = (
+    "the learning rate is too high for this model (algorithm.optimizer.lr, now {lr:g}); gradients are not clipped "
+    "(trainer.grad_clip, now {clip:g}); the numbers outgrow {dtype} (trainer.dtype)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +241,51 @@ def _present(mask: Tensor, micro: Micro) -> Tensor:
 
 def _take(values: Tensor | None, micro: Micro) -> Any:
     return None if values is None else values[micro.rows]
+
+
+@contextmanager
+def step_in_error(step: int) -> Iterator[None]:
+    """Add the train step to an InputError (a reward or value that is not finite)."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"train step {step}: {error}") from error
+
+
+def check_finite(
+    what: str,
+    step: int,
+    loss: float,
+    norm: float,
+    engine: TrainingEngine,
+    lr: float,
+    inputs: Mapping[str, Tensor | None],
+) -> None:
+    """Raise TrinityError if the loss of `what` ("policy", "critic"), or its gradient's norm, is not finite.
+
+    The error names those of `inputs` (of the whole batch, the same on every rank) that were not finite before the
+    update; if all were finite, the settings that most often cause overflow. A gradient that overflows under float16 is
+    no error: the loss scale is lowered and the update skipped.
+    """
+    overflow = engine.settings.dtype == torch.float16
+    if math.isfinite(loss) and (math.isfinite(norm) or overflow):
+        return
+    raise TrinityError(
+        f"train step {step}: the loss of the {what} is {loss:g} and the norm of its gradient {norm:g}, so it cannot be "
+        f"updated. {_causes(engine, lr, inputs)} The latest checkpoint is as it was before this step; a run with the "
+        "cause removed resumes from there."
+    )
+
+
+def _causes(engine: TrainingEngine, lr: float, inputs: Mapping[str, Tensor | None]) -> str:
+    """One sentence on the likely cause."""
+    broken = [
+        f"{name} ({int((~values.isfinite()).sum())} of {values.numel()} numbers)"
+        for name, values in inputs.items()
+        if values is not None and not bool(values.isfinite().all())
+    ]
+    if broken:
+        return f"Not finite before the update: {', '.join(broken)}; look for the cause there."
+    settings = engine.settings
+    listed = ENLARGERS.format(lr=lr, clip=settings.grad_clip, dtype=str(settings.dtype).removeprefix("torch."))
+    return f"All that went in was finite. Likely causes: {listed}."

@@ -15,10 +15,9 @@ from pydantic import BaseModel
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TrinityError, closest, distance
 from trinity_core.registry import Registry
 from trinity_core.signatures import any_arguments
-from trinity_core.spelling import closest, distance
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored

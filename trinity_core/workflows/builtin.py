@@ -52,7 +52,6 @@ class MathWorkflow(SimpleWorkflow):
 
     @property
     def own_system_prompt(self) -> str | None:
-        """See `SimpleWorkflow`."""
         return THINK_PROMPT if self._thinks else None
 
     def reward_item(self, completion: Completion) -> RewardItem:
@@ -101,7 +100,6 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
     @property
     def own_system_prompt(self) -> str | None:
-        """See `SimpleWorkflow`."""
         return BOX_THINK_PROMPT if self._arguments.with_think else BOX_PROMPT
 
     @property

@@ -42,7 +42,6 @@ class Completion:
 
     @property
     def reason(self) -> str:
-        """See `Sampled`."""
         return self.finish_reason
 
     def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
@@ -187,33 +186,26 @@ class RecordingModel:
     async def chat(
         self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any
     ) -> list[Completion]:
-        """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.chat(messages, n, tools, **args))
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
-        """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.generate(prompt_tokens, n, **args))
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
-        """Like the model's method of that name."""
         return await self.model.logprobs(tokens)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
-        """Like the model's method of that name."""
         return self.model.render(messages, tools, **args)
 
     def message(self, answer: Completion, tools: Any = None) -> dict[str, Any]:
-        """Like the model's method of that name."""
         return self.model.message(answer, tools)
 
     def chat_sync(
         self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any
     ) -> list[Completion]:
-        """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.chat_sync(messages, n, tools, **args))
 
     def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
-        """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.generate_sync(prompt_tokens, n, **args))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:

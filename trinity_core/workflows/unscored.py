@@ -71,11 +71,9 @@ class CountedRewards:
         self.errors = 0
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score`."""
         return self._counted(await self._rewards.score(name, items))
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score_sync`."""
         return self._counted(self._rewards.score_sync(name, items))
 
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
-from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 from trinity_core.signatures import ArgumentsOf
@@ -18,7 +17,19 @@ from trinity_core.signatures import ArgumentsOf
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 Result: TypeAlias = "tuple[Tensor, dict[str, float]]"
+
+
+def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, factor: float = 1.0) -> Tensor:
+    """[B] DAPO's soft punishment of long answers (arXiv 2503.14476, eq. 13), to be added to the rewards.
+
+    0 up to max_length - cache_length tokens, then falling linearly to -factor at max_length, and -factor beyond.
+    """
+    if not 0 < cache_length <= max_length:
+        raise InputError(f"the overlong penalty needs 0 < cache_length <= max_length, not {cache_length}, {max_length}")
+    excess = lengths_B.to(torch.float32) - (max_length - cache_length)
+    return -factor * (excess / cache_length).clamp(0, 1)
 
 
 def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:

@@ -1,6 +1,6 @@
 """Policy losses, found by name in `POLICY_LOSSES`. A new file of losses is added to the import below."""
 
-from trinity_core.algorithms.losses import mix, ppo, reinforce, supervised  # noqa: F401 - they register their losses
+from trinity_core.algorithms.losses import ppo, reinforce, supervised  # noqa: F401 - they register their losses
 from trinity_core.algorithms.losses.policy_loss import POLICY_LOSSES, PolicyLoss, policy_loss
 
 __all__ = ["POLICY_LOSSES", "PolicyLoss", "policy_loss"]

@@ -14,8 +14,7 @@ from trinity_core.config.engine_args import faults, is_lossy
 from trinity_core.config.findings import Finding, repeated_names, unusable_name
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.explorer import RolloutModelConfig
-from trinity_core.errors import TrinityError
-from trinity_core.spelling import closest
+from trinity_core.errors import TrinityError, closest
 
 EXTERNAL = "explorer.external_model"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

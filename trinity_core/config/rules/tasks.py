@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, repeated_names
+from trinity_core.config.paths import PIPELINE, SPLITS, other_paths, reads_output
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.buffer import TaskSelectorConfig
-from trinity_core.config.task_output import PIPELINE, SPLITS, other_paths, reads_output
 from trinity_core.config.types import SEVERAL
 
 INPUT = "buffer.explorer_input"

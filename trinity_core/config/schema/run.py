@@ -30,7 +30,7 @@ from trinity_core.config.types import (
     Section,
     Seed,
 )
-from trinity_core.local_paths import expanded
+from trinity_core.files import expanded
 from trinity_core.registry import registry_of
 
 

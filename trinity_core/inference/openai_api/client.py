@@ -32,7 +32,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
-from trinity_core.loops import Bridge
+from trinity_core.threads import Bridge
 
 T = TypeVar("T")
 FREE_GAP = 1e-3
@@ -263,12 +263,10 @@ class PoolClient(EngineClient):
 
     @property
     def is_running(self) -> bool:
-        """See `EngineClient`."""
         return True
 
     @property
     def is_stopped(self) -> bool:
-        """See `EngineClient`."""
         return False
 
     @property
@@ -278,7 +276,6 @@ class PoolClient(EngineClient):
 
     @property
     def dead_error(self) -> BaseException:
-        """See `EngineClient`."""
         return EnginesLost("the engines are lost")
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

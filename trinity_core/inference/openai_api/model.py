@@ -62,24 +62,20 @@ class OpenSession:
 
     @property
     def base_url(self) -> str:
-        """See `RolloutSession`."""
         return self.server.base_url(self.session)
 
     @property
     def api_key(self) -> str:
-        """See `RolloutSession`."""
         return self.server.key
 
     @cached_property
     def openai_client(self) -> OpenAI:
-        """See `RolloutSession`."""
         from openai import DefaultHttpxClient, OpenAI
 
         return OpenAI(**self._client_args, http_client=DefaultHttpxClient(**LOCAL))
 
     @cached_property
     def openai_async_client(self) -> AsyncOpenAI:
-        """See `RolloutSession`."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         return AsyncOpenAI(**self._client_args, http_client=DefaultAsyncHttpxClient(**LOCAL))
@@ -93,7 +89,6 @@ class OpenSession:
         self.server.close(self.session)
 
     def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
-        """See `RolloutSession`."""
         self.end()
         sequences = self.session.sequences()
         guided_tokens = self.session.guided[1]  # they are in the sequences as context

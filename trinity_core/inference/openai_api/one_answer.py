@@ -39,7 +39,6 @@ class OneAnswer:
         parser.set_prompt_token_ids = self.set_prompt_token_ids  # type: ignore[method-assign]
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
-        """See `Parser`."""
         self._set_prompt(prompt_token_ids[self._known :])
 
     def parse(
@@ -61,7 +60,6 @@ class OneAnswer:
         *,
         finished: bool,
     ) -> DeltaMessage | None:
-        """See `Parser`."""
         prompt = prompt_token_ids and prompt_token_ids[self._known :]
         if not (self._has_tools and self._auto_tools and request.tools and request.tool_choice != "none"):
             return self._parse_delta(delta_text, delta_token_ids, request, prompt, finished=finished)

@@ -97,12 +97,10 @@ class RecordedSession:
             return self._recorder.sequences()
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
-        """See `Recorder.continued`."""
         with self._lock:
             return self._recorder.continued(setting, messages)
 
     def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
-        """See `Recorder.departure`."""
         with self._lock:
             return self._recorder.departure(setting, messages)
 

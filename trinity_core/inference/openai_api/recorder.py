@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from trinity_core.data.spellings import canonical, parsed, said
+from trinity_core.data.messages import canonical, parsed, said
 from trinity_core.data.turns import Call, Message, TokenSequence, joined
 
 
@@ -29,7 +29,6 @@ class Entry:
 
     @classmethod
     def of(cls, call: Call, setting: str, history: Sequence[Message] | None) -> Entry:
-        """See `Recorder.record`."""
         if history is None:
             return cls(call, {}, ())
         digests = _digests(setting, history)

@@ -59,7 +59,6 @@ class ModelRoute(APIRoute):
     """A route of vLLM's requests. `app.state.auth` knows the key."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """See `APIRoute`."""
         handle = super().get_route_handler()
 
         async def limited(request: Request) -> Response:
@@ -79,7 +78,6 @@ class JsonRoute(ModelRoute):
     """A route of our own requests: short ones, which are JSON whatever their content type (`curl -d` says a form)."""
 
     def limited_request(self, request: Request) -> LimitedRequest:
-        """See `ModelRoute`."""
         headers = [header for header in request.scope["headers"] if header[0] != JSON[0]]
         limited = LimitedRequest({**request.scope, "headers": [*headers, JSON]}, request.receive)
         limited.most_bytes = MOST_BYTES_OF_ONE

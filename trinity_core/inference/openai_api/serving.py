@@ -126,7 +126,6 @@ class RecordedChat(Chat):
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
     ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
-        """See `OpenAIServingChat`."""
         exchange = EXCHANGE.get()
         if exchange is None or raw_request is None:
             return await super().create_chat_completion(request, raw_request)
@@ -198,7 +197,6 @@ class RecordedCompletion(OpenAIServingCompletion):
     async def create_completion(
         self, request: CompletionRequest, raw_request: HttpRequest | None = None
     ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
-        """See `OpenAIServingCompletion`."""
         exchange = EXCHANGE.get()
         if exchange is None:
             return await super().create_completion(request, raw_request)
@@ -337,7 +335,6 @@ class ServedModels:
         return found
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
-        """See `OpenAIServingChat`."""
         served = self._of(request.model)
         refuse(request, served.model)
         return await served.chat.create_chat_completion(request, raw_request)
@@ -357,13 +354,11 @@ class ServedModels:
         return each_of(event_stream(response)) if body.get("stream") else response
 
     async def create_completion(self, request: CompletionRequest, raw_request: HttpRequest) -> Any:
-        """See `OpenAIServingCompletion`."""
         served = self._of(request.model)
         refuse(request, served.model)
         return await served.completion.create_completion(request, raw_request)
 
     async def show_available_models(self) -> ModelList:
-        """See `OpenAIServingModels`."""
         lists = [await one.models.show_available_models() for one in self._served]
         return ModelList(data=[card for each in lists for card in each.data])
 

@@ -1,8 +1,14 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
 from trinity_core.pipelines.tasks import data_juicer_operator, filters, judged, solved
-from trinity_core.pipelines.tasks.configured import asked_models, curated_tasks, with_curated_tasks
-from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
+from trinity_core.pipelines.tasks.curation import (
+    CuratedDataset,
+    TaskPipeline,
+    asked_models,
+    curate,
+    curated_tasks,
+    with_curated_tasks,
+)
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
 
 __all__ = [

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from trinity_core.config import OperatorConfig
+from trinity_core.config import AuxiliaryModelConfig, Config, OperatorConfig
+from trinity_core.config.paths import output_root, reads_output, uses_pipeline
+from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
 from trinity_core.data.rejected import LISTED
 from trinity_core.data.values import number_of
 from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
 from trinity_core.pipelines.data_juicer.client import Processes
-from trinity_core.pipelines.tasks.models import TaskModels
+from trinity_core.pipelines.data_juicer.local import closing_data_juicer
+from trinity_core.pipelines.tasks.models import TaskModels, own_model
 from trinity_core.pipelines.tasks.progress import PipelineProgress
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable, fingerprint
 from trinity_core.runlock import hold, release
@@ -281,3 +284,63 @@ def _write(path: Path, lines: Iterator[str]) -> int:
         finally:
             temporary.unlink(missing_ok=True)
     return number
+
+
+def configured_pipeline(config: Config) -> TaskPipeline:
+    """The pipeline of `data_processor.task_pipeline`, which must be there."""
+    pipeline = config.data_processor.task_pipeline
+    assert pipeline is not None, "only a configuration with a task pipeline has one"
+    return TaskPipeline(
+        inputs=pipeline.inputs,
+        operators=pipeline.operators,
+        split=pipeline.split,
+        columns=pipeline.target_fields,
+        priority_weights=pipeline.priority_weights,
+        target_size=None if pipeline.top_k < 0 else pipeline.top_k,
+        max_rejected_share=config.buffer.max_rejected_share,
+        test_share=pipeline.test_share,
+        seed=config.seed,
+        models={name: model.model_path for name, model in asked_models(config).items()},
+    )
+
+
+def asked_models(config: Config) -> dict[str, AuxiliaryModelConfig]:
+    """The configuration's models that operators of its task pipeline ask, by the names that these use."""
+    pipeline = config.data_processor.task_pipeline
+    asked = (model for operator in (pipeline.operators if pipeline else ()) for model in made_operator(operator).asks)
+    models = {model.name: own_model(config, model) for model in asked}
+    return {name: model for name, model in models.items() if model is not None}
+
+
+def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:
+    """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
+    with closing_data_juicer(config) as data_juicer:
+        dataset = curate(configured_pipeline(config), output_root(config), models, data_juicer)
+    lost = "".join(f", {number} dropped by {operator}" for operator, number in dataset.dropped.items())
+    aside = f", {dataset.rejected} rejected ({dataset.folder / 'rejected.jsonl'})" if dataset.rejected else ""
+    test = f" and {dataset.test_rows} for tests" if dataset.test_rows else ""
+    log.info("Curated tasks: %d of %d rows%s in %s%s%s", dataset.rows, dataset.read, test, dataset.folder, lost, aside)
+    return dataset
+
+
+def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Config:
+    """The configuration whose task sets read the pipeline's output, where a task set of this run does.
+
+    The folder's name is the output's fingerprint, so that a run's own configuration records what it has read.
+    """
+    if not uses_pipeline(config):
+        return config
+    folder = str(curated_tasks(config, models).folder)
+    explorer_input = config.buffer.explorer_input
+
+    def reading(tasksets: Sequence[TasksetConfig]) -> list[TasksetConfig]:
+        return [
+            taskset.with_values({"path": folder}) if reads_output(config, taskset) else taskset for taskset in tasksets
+        ]
+
+    return config.with_values(
+        {
+            "buffer.explorer_input.tasksets": reading(explorer_input.tasksets),
+            "buffer.explorer_input.eval_tasksets": reading(explorer_input.eval_tasksets),
+        }
+    )

@@ -8,9 +8,8 @@ from typing import Any
 
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
-from trinity_core.local_paths import expanded
-from trinity_core.pipelines.data_juicer.client import Processes, Step, measured, steps_of
-from trinity_core.pipelines.data_juicer.experiences import PLACE
+from trinity_core.files import expanded
+from trinity_core.pipelines.data_juicer.client import PLACE, Processes, Step, measured, steps_of
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator
 
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
@@ -45,7 +44,6 @@ class DataJuicerOperators(TaskOperator):
 
     @property
     def files(self) -> Sequence[Path]:
-        """See `TaskOperator`."""
         return () if self._path is None else (expanded(self._path),)
 
     def start(self) -> None:

@@ -68,7 +68,6 @@ class JudgedFilter(TaskOperator):
 
     @property
     def asks(self) -> Sequence[AskedModel]:
-        """See `TaskOperator`."""
         return [self._asked]
 
     def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:

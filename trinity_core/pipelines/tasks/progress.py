@@ -104,7 +104,6 @@ class PipelineProgress:
         )
 
     def add(self, operator: str, key: bytes) -> bool:
-        """As `Memory`."""
         return self._database.execute("insert or ignore into seen values (?, ?)", (operator, key)).rowcount == 1
 
     def ordered(self, limit: int | None) -> Iterator[str]:

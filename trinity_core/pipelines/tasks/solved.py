@@ -42,7 +42,6 @@ class Solving(TaskOperator):
 
     @property
     def asks(self) -> Sequence[AskedModel]:
-        """See `TaskOperator`."""
         return [self._asked]
 
     def close(self) -> None:

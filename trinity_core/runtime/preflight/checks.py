@@ -15,9 +15,8 @@ from typing import Any
 from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report
-from trinity_core.config.paths import explored_file, operator_input_file
+from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
-from trinity_core.config.task_output import output_root, uses_pipeline
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.pipelines.checks import missing_names
 from trinity_core.runtime.configuration import load_checked

@@ -8,10 +8,10 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.config.findings import Finding
+from trinity_core.config.paths import PIPELINE, reads_output, uses_pipeline
 from trinity_core.config.rules.tasks import JOINED_INPUTS, eval_tasksets, training_tasksets
 from trinity_core.config.schema import ExperienceInputConfig
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
-from trinity_core.config.task_output import PIPELINE, reads_output, uses_pipeline
 from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs

@@ -12,7 +12,7 @@ from typing import Any
 from trinity_core.config import LoraConfig
 from trinity_core.data.files import looks_local
 from trinity_core.errors import DataError
-from trinity_core.weights_digest import safetensors_header
+from trinity_core.weights_digest import model_folder, safetensors_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +158,7 @@ def why_unknown(model: str) -> str:
 
 def folder_of(model: str) -> Path | None:
     """A model's folder, which need not exist; of one on the hub that in the cache, None if it is not there."""
-    if looks_local(model) or Path(model).exists():
-        return Path(model)
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(model, "config.json", cache_dir=constants.HF_HUB_CACHE)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(model) if looks_local(model) or Path(model).exists() else model_folder(model)
 
 
 def _configuration(folder: Path | None) -> dict[str, Any] | None:

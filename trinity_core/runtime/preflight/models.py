@@ -14,8 +14,8 @@ from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.files import expanded
 from trinity_core.inference.tool_parsing import asks_template, parser_of
-from trinity_core.local_paths import expanded
 from trinity_core.weights_digest import check_length, safetensors_header, weight_files
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")

@@ -18,8 +18,7 @@ from statistics import fmean
 from pydantic import TypeAdapter, ValidationError
 
 from trinity_core.config import Config, public_dict
-from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.local_paths import expanded
+from trinity_core.files import clear_errors, expanded, read_json, write_json
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.verdicts import asks_person
 from trinity_core.tracking.metrics_file import MetricLine, series

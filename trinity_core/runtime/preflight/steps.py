@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trinity_core.config import Config
+from trinity_core.config.paths import reads_output
 from trinity_core.config.resolve import shares
-from trinity_core.config.task_output import reads_output
 from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, is_local, looks_local, read_rows
 from trinity_core.data.inspection import supervised_inputs

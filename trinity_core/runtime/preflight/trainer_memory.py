@@ -30,10 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
+from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
 from trinity_core.runtime.preflight.needs import Need, nonzero, size
 from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
-from trinity_core.training.zero import MAX_LIVE, REDUCE_BUCKET
 
 FLOAT = 4
 """Bytes of the number in which norms and log-probs are computed, whatever the weights are."""

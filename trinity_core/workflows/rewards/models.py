@@ -74,7 +74,6 @@ class ModelRewards:
         return [reward for reward in rewards if reward is not None]
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score_sync`."""
         if name not in MODEL_REWARDS:
             return self.pool.score_sync(name, items)
         return asyncio.run_coroutine_threadsafe(self.score(name, items), self.loop).result()
