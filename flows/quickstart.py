@@ -33,8 +33,10 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     """Make model and data in `out` and run everything; the summary's text, which `<out>/summary.json` has as JSON.
 
     The run is where `trinity up` looks for runs, under `run_name`. Raises TrinityError where `out` or the run is of
-    another seed, and would be taken for this one's.
+    another seed, and would be taken for this one's, or there is no such configuration.
     """
+    if not config.is_file():
+        raise TrinityError(f"There is no {config} here. `trinity init FOLDER` makes a project; go there and try again.")
     began = time.monotonic()
     out = out.expanduser()
     checkpoints = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "view"))
-from browser import Page, opened
+from browser import Page, button, opened
 
 DIALOG = "[role=dialog]"
 RUN_SECONDS = 120.0
@@ -82,9 +82,3 @@ async def person_at(address: str, folder: Path) -> AsyncIterator[Person]:
 def labelled(label: str) -> str:
     """The input of a field."""
     return f"[...document.querySelectorAll('input')].find(e => e.ariaLabel?.endsWith({json.dumps(label)}))"
-
-
-def button(text: str, within: str = "body") -> str:
-    """A button by its text, which an icon's name may precede."""
-    found = f"[...document.querySelectorAll('{within} button')]"
-    return f"{found}.find(e => e.innerText.split('\\n').some(line => line.trim() == {json.dumps(text)}))"

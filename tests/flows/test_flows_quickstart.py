@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows import cli
-from flows.quickstart import as_text, claim, run_name
+from flows.quickstart import as_text, claim, quickstart, run_name
 from trinity_core.errors import TrinityError
 
 
@@ -44,6 +44,12 @@ def rows(text: str) -> dict[str, list[str]]:
         name = line[:11].strip() or name
         found.setdefault(name, []).append(line[12:])
     return found
+
+
+def test_a_folder_without_a_project_is_told_what_makes_one(out: Path) -> None:
+    with pytest.raises(TrinityError, match="trinity init"):
+        quickstart(out, 42, Path("configs/quickstart/quickstart.yaml"))
+    assert [path.name for path in out.iterdir()] == ["model"]
 
 
 def test_commands_can_be_pasted(out: Path) -> None:

@@ -198,8 +198,10 @@ def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
 
 def test_prefect_lists_the_pipelines_tasks_and_artifacts(deployed: Deployed, tmp_path: Path) -> None:
     """In a browser, and the form of a run has an empty field for each setting that is not given."""
-    prefect = deployed.up()["api_url"].removesuffix("/api")
-    form = f"{prefect}/deployments/deployment/{deployed.flow_run()['deployment_id']}/run"
+    api = deployed.up()["api_url"]
+    prefect = api.removesuffix("/api")
+    with urlopen(f"{api}/deployments/name/rft/gsm8k", timeout=30) as answer:
+        form = f"{prefect}/deployments/deployment/{json.load(answer)['id']}/run"
 
     async def look() -> None:
         async with person_at(f"{prefect}/runs/flow-run/{deployed.run_id}", tmp_path) as person:

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from browser import Page, opened
+from browser import Page, button, opened
 from studio_served import Served
-from test_studio_page import IDLE, button, has
+from test_studio_page import IDLE, has
 from test_studio_records import run_folder
 
 from trinity_core.files import read_json, write_json

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from browser import Page, opened
+from browser import Page, button, opened
 from studio_served import Served
 
 TEXT = "name: mine  # a name\nalgorithm:\n  algorithm_type: grpo\n  repeat_times: 8  # rollouts of a task\n"
@@ -19,11 +19,6 @@ buffer: {batch_size: 4, train_batch_size: 32, explorer_input: {taskset: {path: o
 DIALOG = "[role=dialog]"
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 """Streamlit has drawn the page."""
-
-
-def button(text: str, within: str = "body") -> str:
-    every = f"[...document.querySelectorAll('{within} button')]"
-    return f"{every}.find(e => e.innerText.split('\\n').some(line => line.trim() === {json.dumps(text)}))"
 
 
 def field(label: str) -> str:

@@ -190,6 +190,12 @@ class Page:
         path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
 
 
+def button(text: str, within: str = "body") -> str:
+    """A button by its text, which an icon's name may precede."""
+    found = f"[...document.querySelectorAll('{within} button')]"
+    return f"{found}.find(e => e.innerText.split('\\n').some(line => line.trim() == {json.dumps(text)}))"
+
+
 class Browser:
     """One Chromium for all tests of this process; it ends with the process."""
 
