@@ -167,17 +167,6 @@ def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, An
     return adapter.call("curate", make)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a configuration with all its stages without Prefect."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
-    options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("trinity_core").setLevel(logging.INFO)
-    run_configuration(load_checked(options.config, options.overrides), Terminal())
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of the runs."""
@@ -249,3 +238,14 @@ def gpus_together(parts: Sequence[Part]) -> int:
 
 def _part_name(config: Config) -> str:
     return "trainer" if config.mode == "train" else config.explorer.name
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a configuration with all its stages without Prefect."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("trinity_core").setLevel(logging.INFO)
+    run_configuration(load_checked(options.config, options.overrides), Terminal())
