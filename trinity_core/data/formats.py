@@ -241,7 +241,9 @@ def _holds_messages(text: str) -> bool:
     except (ValueError, RecursionError):
         return _BEGUN.match(text) is not None
     each = parsed if isinstance(parsed, list) else [parsed]
-    return bool(each) and all(isinstance(one, dict) and ("role" in one or (is_turn(one) and "value" in one)) for one in each)
+    if not all(isinstance(one, dict) for one in each):
+        return False
+    return bool(each) and all("role" in one or (is_turn(one) and "value" in one) for one in each)
 
 
 def _parsed(value: Any, key: str | None) -> Any:
