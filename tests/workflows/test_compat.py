@@ -131,6 +131,19 @@ class Checked(Workflow):
         return [answer]
 
 
+@WORKFLOWS.register_module("up_history")
+class History(Workflow):
+    def run(self):
+        client, memory = self.model.get_openai_client(), [{"role": "user", "content": "Which way?"}]
+        for said in ("And now?", "Sure?"):
+            answers = client.chat.completions.create(messages=memory, **self.task.workflow_args).choices
+            memory += [{"role": "assistant", "content": answers[0].message.content}, {"role": "user", "content": said}]
+        taken = self.model.extract_experience_from_history()
+        for one in taken:
+            one.reward = 1.0
+        return taken
+
+
 @WORKFLOWS.register_module("up_own_arguments")
 class OwnArguments(Workflow):
     can_repeat = True
@@ -243,6 +256,12 @@ def test_what_was_sampled_is_not_tokenised_again(plugin):
 def test_a_workflow_may_keep_its_own_rollout_args(play):
     rows = play("up_own_arguments", 3)
     assert [(one.run, one.reward, one.temperature) for one in rows] == [(run, 1.0, 1.0) for run in range(3)]
+
+
+@pytest.mark.parametrize(("args", "turns"), [({}, [0, 1]), ({"n": 2}, [0, 0, 0, 0])])
+def test_the_history_of_a_conversation_is_one_rollout(play, args, turns):
+    rows = play("up_history", 2, workflow_args=args)
+    assert [(one.run, one.turn) for one in rows] == [(run, turn) for run in range(2) for turn in turns]
 
 
 def test_an_async_workflow_has_an_object_for_each_run(play):
