@@ -726,8 +726,10 @@ class Broken(Workflow):
 def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore"))
-    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; the first, .*RuntimeError: task"):
+    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; .*RuntimeError: task") as caught:
         asyncio.run(Explorer(settings, [engine]).run(explore))
+    line = Broken.run.__code__.co_firstlineno + 2
+    assert f"({__file__}:{line})" in str(caught.value)
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,10 @@ OTHER_DISTRIBUTION = (
     "over the whole vocabulary; set top_p and top_k in `model` or in `rollout_args` of the task set, with a "
     "temperature of 1, and leave them out of the workflow's call"
 )
+
+
+NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""How the names of files begin in which a user's error has no place: libraries, this project, generated code."""
 
 
 @dataclass(slots=True)
@@ -179,8 +186,12 @@ def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
 
 
 def cause(error: BaseException | None) -> str:
-    """An error in one line."""
-    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+    """An error in one line, with the file and line of the user's own code that led to it."""
+    if isinstance(error, TrinityError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    places = [f" ({frame.filename}:{frame.lineno})" for frame in frames if not frame.filename.startswith(NOT_OWN)]
+    return f"{type(error).__name__}: {error}{places[-1] if places else ''}"
 
 
 def rejected_row(task: Task, reason: str) -> RejectedRow:
