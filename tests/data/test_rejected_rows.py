@@ -30,3 +30,9 @@ def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
     assert len((tmp_path / "gsm8k.jsonl").read_text().splitlines()) == 2, "they are listed all the same"
     with pytest.raises(DataError, match="gsm8k"):
         RejectedRows(1.0).settle("gsm8k", BAD, kept=0)
+    with pytest.raises(DataError) as caught:
+        RejectedRows(1.0).settle(
+            "gsm8k", [*BAD, RejectedRow(RowLocation("train.jsonl", 9), "its prompt is empty")], kept=0
+        )
+    told = str(caught.value)
+    assert told.count(BAD[0].reason) == 1 and "train.jsonl:2" in told and "train.jsonl:9" in told

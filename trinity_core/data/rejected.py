@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from trinity_core.layout import JobLayout
 logger = logging.getLogger(__name__)
 
 LISTED = 5
-"""Rejected rows listed one by one in messages; the rest are counted."""
+"""Reasons of rejected rows listed in messages, with a row for each; the rest are counted."""
 
 
 FAILED_IN_A_ROW = 8
@@ -106,6 +107,9 @@ def rejected_line(row: RejectedRow) -> dict[str, str | int]:
 
 
 def list_rejected(rejected: Sequence[RejectedRow]) -> str:
-    """One line with the first rejected rows and the number of the others."""
-    more = f"; and {len(rejected) - LISTED} more" if len(rejected) > LISTED else ""
-    return "; ".join(map(str, rejected[:LISTED])) + more
+    """One line with each reason and the first row that has it, and the number of reasons that are left out."""
+    rows = Counter(row.reason for row in rejected)
+    first = {row.reason: row for row in reversed(rejected)}
+    alike = {reason: f" (as in {count - 1:,} more)" if count > 1 else "" for reason, count in rows.items()}
+    listed = [f"{first[reason]}{alike[reason]}" for reason in [*rows][:LISTED]]
+    return "; ".join(listed) + (f"; and {len(rows) - LISTED} more reasons" if len(rows) > LISTED else "")
