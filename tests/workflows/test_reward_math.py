@@ -32,13 +32,6 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
     assert fast is not None and fast == full(response, reference_answer)
 
 
-@given(number=integers)
-@settings(max_examples=50)
-def test_fast_path_decides_plain_integers(number):
-    assert math_fast(response=f"\\boxed{{{number}}}", truth=f"#### {number}") == {"accuracy": 1.0}
-    assert math_fast(response=f"#### {number + 1}", truth=f"#### {number}") == {"accuracy": 0.0}
-
-
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
 @settings(max_examples=150)
 def test_fast_path_never_contradicts_the_verifier(text, truth):
@@ -84,7 +77,7 @@ def test_only_a_declared_answer_counts(text, answer):
 
 
 RIGHT = {
-    "7": r"""7 apples | 2+5 | 7. | 7 dollars | 7 hours. | €7 | US$7 | Rs. 7 | **7** | `7` | ~7
+    "7": r"""$7 | 7.00 | 7 apples | 2+5 | 7. | 7 dollars | 7 hours. | €7 | US$7 | Rs. 7 | **7** | `7` | ~7
         The answer is 7 | 7 (eggs) | 7 % | 7 times | 7\text{ times} | 7 times as many | 7 dollars/day | $7/day
         7~\text{miles per hour} | 7 km/h | 7 m/s | 7 ° | 7 °F | 7 ¢ | 7 cm^2 | 7 m² | 7 points | 7 pairs
         7 more apples | Jo has a total of 7 eggs at the farmers' market.""",
@@ -93,7 +86,6 @@ RIGHT = {
     "24": "2 dozen | 2 dozen eggs | 48 half-hours",
     "1800": "about 1,800 km | \\approx 1800",
     "0.5": r"\frac{1}{2} | $\frac12$ | \(\frac{1}{2}\) | 2 quarters | .5 miles",
-    "18": "$18 | 18.00",
 }
 WRONG = {
     "7": r"""7.5 | 17 | -7 | seven | 7 or 8 | 8 or 7 | 8, 7 | 5 6 7 | between 5 and 7 | x - 7 | x \neq 7
@@ -125,7 +117,6 @@ def test_what_math_verify_decides(answer, truth, right):
     "question, answer, right",
     [
         ("How many dozen eggs did she buy?", "7 dozen", True),
-        ("How many more dozens does she need?", "7 dozens of eggs", True),
         ("How much, in thousands of dollars, does he pay?", "7 thousand dollars", True),
         ("How many state quarters are there?", "7\\text{ quarters}", True),
         ("How many half-gallons of milk?", "7 half-gallons", True),
