@@ -40,7 +40,7 @@ def main() -> None:
         "studio_run": f"/runs?run={run}",
         "studio_checkpoints": f"/runs?run={run}&tab=Checkpoints",
         "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
-        "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=0",
+        "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
         "view_samples": f"/rollouts/#run={run}&tab=samples",
     }
     checkpoints = str(options.checkpoints.absolute())

@@ -77,7 +77,7 @@ def scripts(folder: Path) -> Counter[str]:
         try:
             found = [command.words for command, _ in programs(ShellScript(text))]
         except UnreadableShell as error:
-            outcomes["refused"] += bool(PROGRAM.search(text))
+            outcomes["refused"] += any(map(PROGRAM.search, text.split()))
             print(f"{path}: {error}")
             continue
         theirs = commands_of_bash(text) if found else []

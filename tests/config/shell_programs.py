@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 from random import Random
+from tempfile import TemporaryDirectory
 
 from trinity_core.config.import_verl.conditions import UNKNOWN, variable
 from trinity_core.config.import_verl.shell import ShellScript
@@ -143,9 +144,9 @@ def bash_words(text: str) -> list[list[str]] | None:
     """The words of each `run` of a program as bash has them; None if it calls the program wrong."""
     environment = {"HOME": HOME, "PATH": "/nonexistent", "LC_ALL": "C.UTF-8"}
     script = f'basename() {{ local p=${{1%/}}; echo "${{p##*/}}"; }}\n{RUN}{text}'
-    made = subprocess.run(
-        ["/bin/bash", "-c", script, "script", *ARGUMENTS], env=environment, capture_output=True, text=True, timeout=60
-    )
+    command = ["/bin/bash", "-c", script, "script", *ARGUMENTS]
+    with TemporaryDirectory() as empty:  # no file fits a pattern
+        made = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=60)
     if "syntax error" in made.stderr or "unexpected EOF" in made.stderr:
         return None
     return [words.split("\037")[1:-1] for words in made.stdout.split("\036")[:-1]]

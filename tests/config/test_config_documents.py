@@ -80,8 +80,11 @@ def test_gsm8k_recipe_equals_quick_start() -> None:
         yaml.safe_load(path.read_text()) for path in (RECIPES / "gsm8k/gsm8k.yaml", DOCUMENTS / "quick_start.yaml")
     )
     tasks = recipe["buffer"]["explorer_input"]
-    rewards = [taskset.pop("default_reward_fn_type") for taskset in (tasks["taskset"], *tasks["eval_tasksets"])]
+    sets = (tasks["taskset"], *tasks["eval_tasksets"])
+    rewards = [taskset.pop("default_reward_fn_type") for taskset in sets]
     assert set(rewards) == {"math_reward"}, "math_workflow's own, named to say so"
+    (asked,) = {taskset["format"].pop("system_prompt") for taskset in sets}
+    assert "####" in asked, "the form of an answer that math_reward reads"
     named = {"project": recipe["project"], "name": recipe["name"]}
     assert recipe == {**shown, **named}
 

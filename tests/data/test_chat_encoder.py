@@ -174,6 +174,10 @@ def test_template_arguments_reach_the_template(tokenizer):
     assert ChatEncoder(tokenizer, template).render(turns("x")) == "answers"
 
 
+def test_a_prompt_is_the_same_on_every_day(tokenizer):
+    assert ChatEncoder(tokenizer, "{{ strftime_now('%d %b %Y') }}").render(turns("x")) == "26 Jul 2024"
+
+
 def test_a_model_without_template_is_refused():
     from trinity_core.data.tiny import make_tokenizer
 

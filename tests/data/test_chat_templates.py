@@ -299,6 +299,22 @@ def test_a_template_that_leaves_out_tool_calls_is_refused(family: Family) -> Non
     assert isinstance(refused, DataError)
 
 
+def test_a_template_that_leaves_out_the_text_beside_a_call_is_refused() -> None:
+    """As Llama 3.2's and Hermes' do: the answer would be learned as the call alone."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    encoder = ChatEncoder(encoder_of(CHATML).tokenizer, template)
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    fine, refused = encoder.conversations([
+        Conversation([TALK[0], called]), Conversation([TALK[0], called | {"content": "Let me add."}])
+    ])  # fmt: skip
+    assert isinstance(fine, EncodedConversation)
+    assert isinstance(refused, DataError)
+
+
 def test_a_template_that_leaves_out_tools_is_refused() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     encoder = encoder_of(CHATML)

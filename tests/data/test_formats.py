@@ -141,6 +141,29 @@ def test_preferences_in_messages(chosen, rejected):
     assert worse.messages == [USER, {"role": "assistant", "content": "no"}]
 
 
+@pytest.mark.parametrize("text", ["[0, 1) is it.", "{x : x > 0}", "[1, 2]", '{"city": "Rome"}', '{"from": "a"}', "[]"])
+def test_a_preferred_text_may_look_like_json(text):
+    form = FormatConfig(prompt_type="messages")
+    better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
+    assert better.messages == [USER, {"role": "assistant", "content": text}]
+
+
+def test_preferred_messages_may_be_json_and_must_be_whole():
+    form = FormatConfig(prompt_type="messages")
+    text = json.dumps([{"role": "assistant", "content": "yes"}])
+    better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
+    assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
+    with pytest.raises(DataError, match="chosen"):
+        formats.preference({"messages": [USER], "chosen": text[:-3], "rejected": "no"}, form)
+
+
+def test_an_empty_list_of_calls_is_no_call():
+    """As messages are logged by clients of the API; templates that ask for the key would take it for one."""
+    form = FormatConfig(prompt_type="messages")
+    row = {"messages": [USER, {"role": "assistant", "content": "yes", "tool_calls": []}]}
+    assert formats.demonstration(row, form).messages == [USER, {"role": "assistant", "content": "yes"}]
+
+
 def test_preferences_in_plaintext():
     form = FormatConfig(prompt_key="q", chosen_key="good", rejected_key="rejected", system_prompt="s")
     better, worse = formats.preference({"q": "q", "good": "yes", "rejected": "no"}, form)

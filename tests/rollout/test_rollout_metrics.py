@@ -38,7 +38,7 @@ def test_rewards_lengths_parts_and_failures():
     assert numbers["experiences"] == 4
     assert numbers["reward/mean"] == pytest.approx(2 / 3)
     assert (numbers["reward/min"], numbers["reward/max"]) == (0, 1)
-    assert numbers["reward/zero_variance_groups"] == pytest.approx(0.5)
+    assert numbers["reward/zero_variance_groups"] == 0.0, "of the one group in which two were judged"
     assert numbers["response_length/mean"] == pytest.approx(5.0)
     assert numbers["response_length/max"] == 8
     assert numbers["accuracy/mean"] == pytest.approx(0.5)
@@ -155,6 +155,9 @@ def test_token_rewards_and_turns_are_rewards():
     assert (numbers["reward/mean"], numbers["reward/zero_variance_groups"]) == (0.75, 0.0)
     scores = eval_numbers("set", [outcome(*rows, repeat_times=4)])
     assert (scores["eval/set/accuracy"], scores["eval/set/judged"]) == (0.75, 4)
+    unjudged, half = [experience(None) for _ in range(4)], [experience(reward) for reward in (1.0, None)]
+    groups = [outcome(*rows), outcome(*unjudged), outcome(*half)]
+    assert step_numbers(groups)["reward/zero_variance_groups"] == 0.0, "a group without verdicts says nothing"
     turns = [experience(reward) for reward in (0.5, 1.0, 0.5, 1.0)]
     for place, row in enumerate(turns):
         row.run, row.turn = divmod(place, 2)

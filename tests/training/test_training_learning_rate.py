@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from trinity_core.errors import TrinityError
 from trinity_core.training.learner import LearningRateSchedule, warmup_steps
 
 
@@ -13,23 +12,38 @@ def test_warm_up_is_linear_to_the_peak():
     assert [schedule.at(step) for step in range(1, 7)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
 
 
-def test_cosine_reaches_its_minimum_at_the_last_step():
+def test_cosine_reaches_its_minimum_after_the_last_step():
     schedule = LearningRateSchedule(lr=1.0, total_steps=12, warmup_steps=2, style="cosine", min_lr_ratio=0.1)
-    # 0.1 + 0.9 * (1 + cos(pi * (step - 2) / 10)) / 2
-    assert schedule.at(2) == 1.0
-    assert schedule.at(7) == pytest.approx(0.55)
-    assert schedule.at(4) == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi / 5)))
-    assert schedule.at(12) == pytest.approx(0.1)
+    # 0.1 + 0.9 * (1 + cos(pi * (step - 3) / 10)) / 2
+    assert schedule.at(2) == schedule.at(3) == 1.0
+    assert schedule.at(8) == pytest.approx(0.55)
+    assert schedule.at(5) == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi / 5)))
+    assert schedule.at(13) == pytest.approx(0.1)
     assert schedule.at(20) == pytest.approx(0.1)
 
 
 def test_linear_falls_by_equal_parts():
     schedule = LearningRateSchedule(lr=4.0, total_steps=5, warmup_steps=1, style="linear")
-    assert [schedule.at(step) for step in range(1, 6)] == pytest.approx([4.0, 3.0, 2.0, 1.0, 0.0])
+    assert [schedule.at(step) for step in range(1, 7)] == pytest.approx([4.0, 4.0, 3.0, 2.0, 1.0, 0.0])
 
 
-def test_warmup_steps_override_ratio_and_styles_are_checked():
+@pytest.mark.parametrize("style", ["cosine", "linear"])
+@pytest.mark.parametrize("total", [1, 2, 7])
+def test_decay_is_that_of_transformers(style: str, total: int) -> None:
+    """Every step of a run trains, its only one too."""
+    import torch
+    from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+    make = get_cosine_schedule_with_warmup if style == "cosine" else get_linear_schedule_with_warmup
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs, ours = make(optimizer, 0, total), LearningRateSchedule(2.0, total, style=style)
+    for step in range(1, total + 1):
+        assert ours.at(step) == pytest.approx(theirs.get_last_lr()[0])
+        assert ours.at(step) > 0
+        optimizer.step()
+        theirs.step()
+
+
+def test_warmup_steps_override_their_ratio():
     assert warmup_steps(3, 0.5, 100) == 3
     assert warmup_steps(0, 0.05, 100) == 5
-    with pytest.raises(TrinityError, match="choose one of constant, cosine, linear"):
-        LearningRateSchedule(1.0, 1, style="step")

@@ -191,12 +191,12 @@ class Objective:
             inputs, metrics = self._penalised(mask, inputs)
         rewards = inputs.get("rewards")
         if rewards is not None and inputs.get("token_rewards") is None and "token_rewards" in self.advantage_inputs:
-            inputs = inputs | {"token_rewards": token_rewards_of(rewards, None, mask)}
+            inputs = inputs | {"token_rewards": token_rewards_of(rewards.float(), None, mask)}
         no_penalties = torch.zeros(len(mask), device=mask.device)
         function = ADVANTAGES.resolve(self.advantage_name)
         result = call_with(function, {"mask": mask, "penalties": no_penalties} | inputs, self.advantage_args)
-        returns = result[2] if len(result) > 2 else None
-        return Advantages(result[0], metrics | result[1], returns)
+        returns = result[2].float() if len(result) > 2 else None
+        return Advantages(result[0].float(), metrics | result[1], returns)
 
     def _of_rows(self, rows: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Advantages:
         """Advantages computed from these rows alone, 0 in the others."""
@@ -216,7 +216,8 @@ class Objective:
             metrics["kl"] = float(masked_mean(kl, mask))
             self.kl_penalty.update(metrics["kl"], mask.shape[0])
         rewards = inputs.get("rewards")
-        token_rewards = token_rewards_of(rewards, inputs.get("token_rewards"), mask)
+        alone = None if rewards is None else rewards.float()
+        token_rewards = token_rewards_of(alone, inputs.get("token_rewards"), mask)
         rewards = token_rewards.sum(-1) if rewards is None else rewards
         penalties = coefficient * kl.sum(-1)
         changed = {

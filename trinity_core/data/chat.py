@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
+_DATE = date(2024, 7, 26)
+"""What templates take for today, the date that Llama's have as their default: a prompt is the same on every day of a
+run, and when it is resumed."""
 REWRITTEN = (
     "the chat template writes this conversation differently once it continues, so its answers cannot be located; use a "
     "template that keeps earlier turns as they are"
@@ -176,7 +180,7 @@ class ChatEncoder:
                 chat_template=self.template,
                 add_generation_prompt=prompt,
                 tokenize=False,
-                **{"written_bos": self._written_bos, **self.template_args},
+                **{"written_bos": self._written_bos, "strftime_now": _DATE.strftime, **self.template_args},
             )
         except (TemplateError, TypeError, ValueError) as error:  # the latter where an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
@@ -274,12 +278,15 @@ class ChatEncoder:
             )
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
-        """Raise DataError if the template leaves out the tool calls of the last message."""
-        if not messages[-1].get("tool_calls"):
+        """Raise DataError if the template leaves out the tool calls of the last message, or the text beside them."""
+        before, last = messages[:-1], messages[-1]
+        if not last.get("tool_calls"):
             return
-        words = {"role": "assistant", "content": messages[-1].get("content") or ""}
-        if self._writes_alike((messages, tools), ([*messages[:-1], words], tools)):
+        words = last.get("content") or ""
+        if self._writes_alike((messages, tools), ([*before, {"role": "assistant", "content": words}], tools)):
             raise DataError("the chat template leaves out tool calls; use a template that writes them")
+        if words.strip() and self._writes_alike((messages, tools), ([*before, last | {"content": ""}], tools)):
+            raise DataError("the chat template leaves out the text beside tool calls; use a template that writes it")
 
     def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
         """Whether the template makes the same of two conversations; False if it refuses one."""

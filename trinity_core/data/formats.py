@@ -8,18 +8,21 @@ list of objects or its JSON text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.messages import WEIGHT, Message, read_message, short, without_weight
+from trinity_core.data.messages import WEIGHT, Message, is_turn, read_message, short, without_weight
 from trinity_core.data.values import json_problem, row_problem
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
 ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
+_BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
+"""How JSON text of messages begins."""
 Tool = dict[str, Any]
 
 
@@ -129,9 +132,9 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
 def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Message]:
     if form.prompt_type == "plaintext":
         return [*prompt_messages(row, form), {"role": "assistant", "content": _text(row, key, setting)}]
-    value = _parsed(_column(row, key, setting), key)
+    value = _column(row, key, setting)
     if isinstance(value, str):
-        value = [{"role": "assistant", "content": value}]
+        value = _parsed(value, key) if _holds_messages(value) else [{"role": "assistant", "content": value}]
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
         raise DataError(f"column '{key}' must end with an assistant's message")
@@ -229,6 +232,18 @@ def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}")
     return [read_message(message, key) for message in messages]
+
+
+def _holds_messages(text: str) -> bool:
+    """Whether text is JSON of messages or turns, maybe cut off, and no answer that begins with a bracket as they do."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return _BEGUN.match(text) is not None
+    each = parsed if isinstance(parsed, list) else [parsed]
+    if not all(isinstance(one, dict) for one in each):
+        return False
+    return bool(each) and all("role" in one or (is_turn(one) and "value" in one) for one in each)
 
 
 def _parsed(value: Any, key: str | None) -> Any:

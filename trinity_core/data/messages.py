@@ -75,8 +75,9 @@ def read_message(raw: Any, key: str) -> Message:
         raw = as_message(raw, key)
     if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
         raise DataError(f"column '{key}' must hold messages with a role and content, not {short(raw)}")
-    # Columnar files give every message every key; a null means that the key was absent.
-    message = {name: value for name, value in raw.items() if value is not None}
+    # Columnar files give every message every key; a null means that the key was absent, as does a list without calls,
+    # which templates would take for an answer that calls tools.
+    message = {name: value for name, value in raw.items() if value is not None and (value or name != "tool_calls")}
     if "function_call" in message:  # what tool calls were before there were several
         message.setdefault("tool_calls", [message["function_call"]])
         del message["function_call"]

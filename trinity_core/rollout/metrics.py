@@ -189,8 +189,9 @@ def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
 
 
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
-    groups = [runs for outcome in outcomes if len(runs := runs_of(outcome.experiences)) > 1]
-    return sum(len(set(_rewards(runs))) < 2 for runs in groups) / len(groups) if groups else 0.0
+    """The share of those groups in which at least two rollouts were judged."""
+    groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.experiences))) > 1]
+    return sum(len(set(rewards)) == 1 for rewards in groups) / len(groups) if groups else 0.0
 
 
 def _is_unanswered(outcome: Outcome) -> bool:

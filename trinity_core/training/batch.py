@@ -28,7 +28,7 @@ class Batch:
     has_rollout_logprobs: Tensor
     """bool [B]."""
     rewards: Tensor
-    """float32 [B], to be read in rows that are not `excluded`; 0 for one with token rewards alone, which add to it."""
+    """float64 [B], to be read in rows that are not `excluded`: `total_reward`."""
     token_rewards: Tensor | None
     """float32 [B, T], without the sequence's reward; 0 in rows without any, None if no row has any."""
     teacher_logprobs: Tensor | None
@@ -71,7 +71,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
         _grid([e.action_mask for e in rows], width, np.bool_).to(device),
         _optional([e.logprobs for e in rows], width, device),
         torch.tensor([e.logprobs is not None for e in rows], device=device),
-        torch.tensor([0.0 if e.reward is None else e.reward for e in rows], device=device),
+        torch.tensor([e.total_reward or 0.0 for e in rows], dtype=torch.float64, device=device),
         _optional([e.token_rewards for e in rows], width, device),
         _optional([e.teacher_logprobs for e in rows], width, device),
         torch.tensor([e.is_expert for e in rows], device=device),
@@ -122,20 +122,22 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
     """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps.
 
-    A rollout of several rows has one reward, the mean of theirs, as in the explorer's metrics.
+    A rollout of several rows has one reward, the mean of theirs, as in the explorer's metrics. Lengths are those of
+    rollouts, or of expert rows where there are no rollouts.
     """
     rows = batch.experiences
-    lengths = np.array([e.response_length for e in rows])
+    own = [e for e in rows if not e.is_expert]
+    written = own or rows
+    lengths = np.array([e.response_length for e in written])
     metrics = {
         "experience/rows": float(len(rows)),
         "experience/groups": float(len(set(batch.groups))),
         "experience/tokens": float(sum(len(e.tokens) for e in rows)),
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
-        "response_length/truncated": float(np.mean([e.truncated for e in rows])),
-        "prompt_length/mean": float(np.mean([e.prompt_length for e in rows])),
+        "response_length/truncated": float(np.mean([e.truncated for e in written])),
+        "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
-    own = [e for e in rows if not e.is_expert]
     keys = zip((e.group for e in own), rollouts_of(own), strict=True)
     reward_of = dict(zip(keys, rollout_rewards(own), strict=True))
     rewards = [reward for reward in reward_of.values() if reward is not None]

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
 from trinity_core.timing import StepTimer
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
@@ -64,22 +63,18 @@ from trinity_core.training.update import (
 )
 
 log = logging.getLogger(__name__)
-STYLES = ("constant", "cosine", "linear")
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """`lr` is the peak. Cosine and linear decay to `min_lr_ratio * lr` at `total_steps` and stay there."""
+    """`lr` is the peak. Cosine and linear decay towards `min_lr_ratio * lr` as those of transformers and veRL do: the
+    step after the warm-up is at the peak, and the one after `total_steps` would be at the minimum, where they stay."""
 
     lr: float
     total_steps: int
     warmup_steps: int = 0
-    style: str = "constant"
+    style: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.style not in STYLES:
-            raise TrinityError(f"optimizer.warmup_style is '{self.style}'; choose one of {', '.join(STYLES)}")
 
     def at(self, step: int) -> float:
         """The rate of `step` (from 1). Warm-up is linear and reaches the peak at step `warmup_steps`."""
@@ -87,7 +82,7 @@ class LearningRateSchedule:
             return self.lr * step / self.warmup_steps
         if self.style == "constant":
             return self.lr
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        done = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         left = 1.0 - done if self.style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
 

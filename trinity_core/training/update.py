@@ -126,16 +126,16 @@ def prepare(
     rows = batch.experiences
     if "teacher_logprobs" in objective.needs_of_rows:
         _require_teachers_temperature(rows)
-    rewards, token_rewards = batch.rewards, None
+    token_rewards = None
     if batch.token_rewards is not None:
         token_rewards = at_actions(batch.token_rewards, batch.mask)
         last = (batch.mask * torch.arange(1, batch.width + 1, device=batch.mask.device)).argmax(-1, keepdim=True)
-        token_rewards.scatter_add_(1, last, batch.rewards[:, None])
-        rewards = token_rewards.sum(-1)
+        alone = torch.tensor([e.reward or 0.0 for e in rows], device=batch.mask.device)
+        token_rewards.scatter_add_(1, last, alone[:, None])
     result = objective.advantages(
         batch.mask,
         batch.excluded,
-        rewards=rewards,
+        rewards=batch.rewards,
         group_ids=batch.groups,
         rollout_ids=rollouts_of(rows),
         run_ids=[f"{e.group}/{e.run}" for e in rows],

@@ -36,8 +36,8 @@ def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
 @dataclass(frozen=True)
 class Groups:
     """Rewards by group, in float64. A rollout is one sample of its group, however many rows it has: its reward is the
-    mean of theirs, and each of them weighs 1 / rows. Means are computed on differences to the least reward, so the
-    deviation of equal rewards is exactly 0."""
+    mean of theirs, rounded to float32 so that sums in another order give the same, and each of them weighs 1 / rows.
+    Means are computed on differences to the least reward, so the deviation of equal rewards is exactly 0."""
 
     rewards: Tensor
     """[B] the reward of each row's rollout."""
@@ -71,7 +71,8 @@ class Groups:
             rollouts = torch.unique(pairs, dim=0, return_inverse=True)[1]
         weights = 1.0 / torch.bincount(rollouts)[rollouts].double()
         counts = torch.bincount(index, weights).round().long()
-        return cls(_rollout_means(rewards.detach().double(), rollouts), index, rollouts, counts, weights)
+        means = _rollout_means(rewards.detach().double(), rollouts).float().double()
+        return cls(means, index, rollouts, counts, weights)
 
     def sums(self, values_B: Tensor) -> Tensor:
         """[G] sums over each group's rollouts of the means of their rows' values."""

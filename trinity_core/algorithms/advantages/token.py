@@ -185,11 +185,12 @@ def gigpo(
     run_of = Groups.of(rewards, run_ids).index
     runs = Groups.of(rewards, groups.index * (int(run_of.max()) + 1 if len(run_of) else 1) + run_of)
     order = torch.arange(len(rewards), device=rewards.device) if turns is None else turns
-    totals = torch.zeros_like(runs.counts, dtype=torch.float64).index_add_(0, runs.index, runs.rewards)
+    exact = rewards.detach().double()
+    totals = torch.zeros_like(runs.counts, dtype=torch.float64).index_add_(0, runs.index, exact)
     episodes = Groups.of(totals[runs.index], groups.index, runs.index)
     rows = range(len(rewards))
     keys = [(int(groups.index[i]), states[i]) if states is not None and states[i] else i for i in rows]
-    steps = Groups.of(discounted(runs.rewards, runs.index, order, gamma), keys)
+    steps = Groups.of(discounted(exact, runs.index, order, gamma), keys)
     scores = _normal(episodes, epsilon, std_normalize) + step_weight * _normal(steps, epsilon, std_normalize)
     shared = (steps.counts[steps.index] > 1).double().mean() if len(rewards) else 0.0
     return to_tokens(scores, mask), episodes.metrics() | {"gigpo/shared_states": float(shared)}
