@@ -317,6 +317,7 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
     assert summary["ended"] == "the trainer has finished all its 1 steps"
     again = asyncio.run(Explorer(settings, [engine]).run(explore))
     assert again["step"] == 2, "also when it is started again"
+    publish(settings, 1)
     longer = asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 5}), [engine]).run(explore))
     assert (longer["step"], longer["ended"]) == (5, "finished"), "a longer trainer is expected"
 
@@ -453,6 +454,26 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
     assert undone.explorers == {"explorer": 1}
     assert [version for _, version in engine.loaded] == [0, 1, 1, 2, 3]
     assert stored(settings).stats().ready == 24
+
+
+def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
+    """A fresh explorer joins while the trainer is back at checkpoint 2 and has yet to publish it."""
+    settings = config(mode="explore", buffer={"total_steps": 2}, synchronizer={"sync_interval": 5})
+    with stored(settings) as store:
+        store.rewind(2)
+        store.begin("trainer", 9)
+        store.commit(2)
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while not running.done() and (await explorer.progress())["state"] != "waiting for version 0":
+            await asyncio.sleep(0.02)
+        publish(settings, 2)
+        return await asyncio.wait_for(running, 60)
+
+    assert asyncio.run(main())["version"] == 2
+    assert {int(row.versions[0]) for row in stored(settings).lease(3, 12, 2, final=True)} == {2}
 
 
 @pytest.mark.parametrize("store_first", [True, False])

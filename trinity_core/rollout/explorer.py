@@ -420,8 +420,12 @@ class Explorer:
         return self._stopping
 
     def _holds_start(self, version: int) -> bool:
-        """Whether the engines have had `version` from the start, so that no trainer need be waited for."""
-        return version == 0 and self._untouched and not self.weights.has(0)
+        """Whether the engines have had `version` from the start, so that no trainer need be waited for.
+
+        Not if there is a checkpoint: the trainer goes on from its weights, and publishes them when it is back.
+        """
+        is_at_start = version == 0 and self._untouched and not self.weights.has(0)
+        return is_at_start and not self._open.store.trainer().committed
 
     @property
     def _watch(self) -> TrainerWatch:
