@@ -157,7 +157,7 @@ def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, 
     """
     working = {name: each for name, each in known.items() if not each["finished"] and not each["left"]}
     return bool(working) and all(
-        each["empty_steps"] and each["step"] > before.get(name, 0) and (each["seen"] or 0.0) > now - LOST_SECONDS
+        each["empty_steps"] and each["step"] > before.get(name, 0) and abs(now - (each["seen"] or 0.0)) < LOST_SECONDS
         for name, each in working.items()
     )
 
@@ -217,9 +217,10 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, n
 
 
 def lost_explorers(connection: Connection, t: Tables, now: float) -> set[str]:
-    """Explorers that have been seen, but not of late."""
+    """Explorers that have been seen, but not of late. A time far ahead is from before the clock was set back."""
     p = t.presence.c
-    return set(connection.scalars(select(p.name).where(and_(p.role == EXPLORER, p.seen <= now - LOST_SECONDS))))
+    late = func.abs(now - p.seen) >= LOST_SECONDS
+    return set(connection.scalars(select(p.name).where(and_(p.role == EXPLORER, late))))
 
 
 @dataclass(frozen=True)
