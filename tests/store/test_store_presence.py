@@ -40,6 +40,8 @@ def test_a_trainer_that_ends_early_has_finished(store):
     assert store.join("late", 4)
     store.expect_trainer()
     assert not store.trainer().finished and not store.join("late", 4)
+    store.expect_trainer(False)
+    assert store.trainer().finished, "it could not start"
     store.begin("trainer", 20)
     assert not store.trainer().finished and not store.trainer().ended
 
@@ -64,6 +66,23 @@ def test_nobody_trains_for_an_explorer_that_joins_late(store):
     assert not store.join("e", 9) and not store.join("e", 9), "it has more steps than before, also after a crash"
     store.expect_trainer()
     assert not store.join("e", 5), "a trainer is started beside it"
+
+
+def test_more_steps_count_once_a_trainer_has_begun_with_them(store):
+    store.begin("trainer", 1)
+    store.join("e", 5)
+    train(store, 1)
+    store.position("e")
+    assert not store.join("e", 9)
+    store.begin("trainer", 1)
+    assert not store.join("e", 9), "the trainer that came makes no further step"
+    store.begin("trainer", 2)
+    assert store.stats().explorers["e"]["total"] == 9
+    train(store, 2)
+    assert store.join("e", 9) and not store.join("e", 10)
+    assert store.join("e", 9), "the explorer of 10 steps is no longer meant"
+    store.begin("trainer", 3)
+    assert store.stats().explorers["e"]["total"] == 9
 
 
 def test_longer_trainer_waits_for_finished_explorers(store):

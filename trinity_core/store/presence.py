@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, insert, select, update
+from sqlalchemy import Connection, and_, case, delete, func, insert, select, update
 
 from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables, in_queue, kept
 
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
+ANNOUNCED = "announced"
+"""Role of a row with the steps of an explorer that waits for a trainer with more steps than the one that finished."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
 
@@ -72,26 +74,35 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
     """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
-    they are waited for until they say again that they have finished."""
+    they are waited for until they say again that they have finished. Announced steps count from now on."""
     before = trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
     if before is not None and before < total:
         connection.execute(update(t.explorers).values(finished=False))
+    if not trainer_state(connection, t).finished:
+        p = t.presence
+        for row in connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED)).all():
+            note(connection, t, EXPLORER, row.name, total=row.total)
+        connection.execute(delete(p).where(p.c.role == ANNOUNCED))
 
 
 def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
     """An explorer of `total` steps begins (None: it ends with the trainer). True if nobody will train on what it makes.
 
     That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
-    trainer with more steps is expected too.
+    trainer with more steps is expected too, and until it begins these steps are only announced.
     """
     p = t.presence.c
     before = connection.execute(select(p.total).where(p.role == EXPLORER, p.name == name)).scalar()
+    connection.execute(delete(t.presence).where(p.role == ANNOUNCED, p.name == name))
     if not trainer_state(connection, t).finished:
         note(connection, t, EXPLORER, name, total=total, seen=now, left=False)
         return False
     note(connection, t, EXPLORER, name, seen=now, left=False)
-    return before is None or total is None or total <= before
+    if before is None or total is None or total <= before:
+        return True
+    note(connection, t, ANNOUNCED, name, total=total)
+    return False
 
 
 def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
