@@ -30,6 +30,7 @@ from trinity_core.runlock import hold, is_held, release
 from trinity_core.runtime.summary import write_summary
 from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.versions import open_versions
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import Forwarder
@@ -80,6 +81,8 @@ def rows(count):
 store = ExperienceStore.open(disk / "store.db", "job")
 store.put("explorer", 1, {"at": 1}, rows(4), 0)
 full("store", lambda: store.put("explorer", 2, {"at": 2}, rows(40), 0))
+full("another store", lambda: ExperienceStore.open(disk / "other.db", "job").close())
+full("leave", lambda: store.leave("explorer"))
 assert store.position("explorer").step == 2 and store.stats().ready == 44
 
 metrics = MetricsFile(disk, "trainer")
@@ -98,6 +101,9 @@ full("commit", lambda: commit(layout, 1, folder))
 assert latest_whole(disk) == 1
 assert torch.load(disk / "global_step_1/actor/model_world_size_1_rank_0.pt")["weights"].sum() == 1249975000
 
+shared = MemoryVersions(disk / "records", spill=disk / "spill", shared=disk / "shared")
+full("weights where shared memory is full too", lambda: shared.publish(1, [("weight", torch.arange(50_000.0))]))
+shared.remove()
 versions = open_versions("checkpoint", disk)
 full("weights", lambda: versions.publish(1, [("weight", torch.arange(50_000.0))]))
 assert dict(versions.load(1))["weight"][-1] == 49_999

@@ -34,7 +34,13 @@ def load_plugins(folder: str | Path | None) -> list[str]:
     if str(root) not in sys.path:
         sys.path.append(str(root))
     others = ("setup.py", "conftest.py") if _is_upstream(root) else ()
-    return [_load(file) for file in sorted(root.glob("*.py")) if file.name[0] != "_" and file.name not in others]
+    return [_load(file) for file in python_files(root, "*.py") if file.name[0] != "_" and file.name not in others]
+
+
+def python_files(root: Path, *patterns: str) -> list[Path]:
+    """The Python files of a folder by name, without the links to nowhere that an editor keeps for an unsaved file."""
+    found = {file for pattern in patterns for file in root.glob(pattern)}
+    return sorted(file for file in found if file.name[0] != "." and file.is_file())
 
 
 def _is_upstream(root: Path) -> bool:
@@ -46,7 +52,7 @@ def _wants_upstream(root: Path) -> bool:
     """True if files of the folder, or of folders in it, import a Trinity-RFT that is not installed, or it is one."""
     if _is_upstream(root):
         return True
-    files = [*root.glob("*.py"), *root.glob("*/*.py")]
+    files = python_files(root, "*.py", "*/*.py")
     if not any(UPSTREAM.search(file.read_text(errors="replace")) for file in files):
         return False
     installed = importlib.util.find_spec("trinity")

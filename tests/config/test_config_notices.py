@@ -115,6 +115,7 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
     ("recipe", "overrides", "key", "code"),
     [
         ("gsm8k/gsm8k", ("buffer.train_batch_size=100",), "buffer.train_batch_size", "info"),
+        ("gsm8k/gsm8k", ("buffer.train_batch_size=2048",), "buffer.train_batch_size", "changed"),
         ("gsm8k/gsm8k", ("trainer.max_token_len_per_gpu=64",), "trainer.max_token_len_per_gpu", "changed"),
         ("sft/sft", (f"{OTHER}={{path: x, share: 3}}",), "buffer.trainer_input", "info"),
         (

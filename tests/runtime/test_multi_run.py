@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextvars
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+from store.store_helpers import make_rows
 
 from trinity_core.errors import TrinityError
+from trinity_core.runtime import driver
+from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.driver import gpus_together, plan_parts
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, Stopped
 from trinity_core.runtime.placement import Machine
+from trinity_core.runtime.stage import Request
+from trinity_core.store.run_store import open_run_store
+from trinity_core.training.sources import wait_lease
 
 GSM8K = Path(__file__).parent.parent.parent / "configs/gsm8k"
 
@@ -55,6 +64,44 @@ def test_parts_of_two_runs_are_refused(files: Any, tmp_path: Path) -> None:
 def test_parts_need_their_gpus_together(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 8))
     assert gpus_together(plan_parts(files("trainer", "explorer"), [])) == 8
+
+
+def test_an_explorer_works_again_if_its_trainer_goes_back(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has finished and ended by then; nobody else would explore what the rewind took back."""
+    names = files("trainer", "explorer")
+    (trainer, _) = plan_parts(names, ["cluster.gpu_per_node=0"])
+    store, ran, again = open_run_store(trainer.config), [], Event()
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
+    monkeypatch.setattr(driver, "shared_ray", lambda *_: nullcontext(CancelToken()))
+
+    class Played(Adapter):
+        def subflow(self, request: Request, run: Any) -> Any:
+            ran.append(request.config.mode)
+            if request.config.mode == "explore":
+                for step in range(store.position("explorer").step + 1, 4):
+                    store.put("explorer", step, {}, make_rows(1, tag=f"{len(ran)}/{step}/"), step - 1)
+                store.finished("explorer")
+                if ran.count("explore") == 2:
+                    again.set()
+            else:
+                store.rewind(0)
+                store.begin("trainer", 3)
+                for step in (1, 2, 3):
+                    assert wait_lease(store, step, 2, step - 1, timeout=30)
+                    if step == 1:
+                        store.commit(1)
+                while not store.stats().explorers["explorer"]["finished"]:
+                    time.sleep(0.01)
+                store.rewind(1)
+                assert again.wait(30)
+                for step in (2, 3):
+                    assert wait_lease(store, step, 2, step - 1, timeout=30)
+                store.commit(3)
+            return {}
+
+    assert driver.run_parts(names, ["cluster.gpu_per_node=0"], Played()).keys() == {"trainer", "explorer"}
+    assert ran.count("explore") == 2 and ran.count("train") == 1
 
 
 def test_runs_of_one_context_end_together() -> None:

@@ -185,6 +185,26 @@ def test_a_wait_names_who_is_missing_and_what_drops_all(store):
     assert all_is_dropped(store.stats().explorers, before, now)
 
 
+def test_rows_of_a_long_evaluation_or_step_are_waited_for(store):
+    """While the explorer says that it is at work; the limit is for one that has gone."""
+    store.join("e", 9)
+    store.position("e")
+    waits = itertools.count()
+
+    def comes_late():
+        if next(waits) == 0:
+            began.append(time.monotonic())
+        elif time.monotonic() > began[0] + 0.3 and not store.explorer_steps().get("e"):
+            store.put("e", 1, {}, make_rows(1), 0)
+        return False
+
+    began: list[float] = []
+    assert wait_lease(store, 1, 2, 0, timeout=0.05, stop=comes_late)
+    store.leave("e")
+    with pytest.raises(TransientFault):
+        wait_lease(store, 2, 2, 1, timeout=0.05)
+
+
 def test_a_wait_ends_for_good_if_operators_drop_everything(store):
     store.join("e", 9)
     steps = itertools.count(1)

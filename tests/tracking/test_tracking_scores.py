@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.layout import JobLayout
+from trinity_core.plugins import load_plugins
 from trinity_core.runtime import evaluation
 from trinity_core.runtime.evaluation import unscored_targets
 from trinity_core.tracking import MetricsFile
@@ -159,6 +160,8 @@ def test_best_checkpoint_and_champion_take_scores_that_count(folder: Path) -> No
     savepoints = object.__new__(Savepoints)  # its trainer is not needed
     savepoints.layout, savepoints.config, savepoints.keep = layout, new, 1
     assert savepoints._best() == [4, 8], "the best by what counts now, and the best by what counted before"
+    savepoints.config = new.with_values({"model.chat_template_path": str(folder / "gone.jinja")})
+    assert savepoints._best() == [4, 6, 8], "what cannot be compared is kept, and the new checkpoint gets its name"
     sent: dict[int, float] = {}
     counted: set[int] = set()
 
@@ -180,6 +183,14 @@ def test_outside_programs_read_an_eval_line_as_before(folder: Path) -> None:
     line = json.loads((config.job_dir / "monitor/metrics.jsonl").read_text())
     assert line.keys() - {"made_with"} == {"step", "source", "time", "metrics"}
     assert line["metrics"] == {"eval/test/accuracy": 0.4}
+
+
+def test_a_link_that_an_editor_keeps_for_an_unsaved_file_is_no_plugin(folder: Path) -> None:
+    config = config_of(folder)
+    before = score_fingerprint(config, 1)
+    (folder / "plugins/.#reward.py").symlink_to("somebody@host.4711:1")
+    assert score_fingerprint(config, 1) == before
+    assert load_plugins(folder / "plugins") == ["reward"]
 
 
 def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

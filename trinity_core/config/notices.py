@@ -287,11 +287,12 @@ def _batches(config: Config) -> Iterator[Finding]:
     taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
     if config.mode != "both" or taken == explored:
         return
-    message = (
-        f"An explore step gives {explored} experiences (batch_size {buffer.batch_size} x repeat_times {repeats}), "
-        f"a training step takes {taken}."
-    )
-    yield _notice("buffer.train_batch_size", "info", message)
+    gives = f"An explore step gives {explored} experiences (batch_size {buffer.batch_size} x repeat_times {repeats}), "
+    if config.is_synchronous and taken > explored and draws_by(config) != "priority":
+        message = f"{gives}and a train step of a synchronous run takes those of one, not {taken}: raise batch_size."
+        yield _notice("buffer.train_batch_size", "changed", message)
+    else:
+        yield _notice("buffer.train_batch_size", "info", f"{gives}a train step takes {taken}.")
 
 
 def _budget(config: Config) -> Iterator[Finding]:

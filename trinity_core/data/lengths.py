@@ -43,11 +43,12 @@ def rollouts_taken(config: Config) -> int:
 
 
 def explore_steps_taken(config: Config) -> int | None:
-    """Whole explore steps that a train step of a synchronous run takes; None: it counts rows.
+    """Whole explore steps that a train step of a synchronous run takes, at most one; None: it counts rows.
 
     A rollout may become any number of rows (turns, sequences of a session). If a train step counted them, it would take
     a part of an explore step, and the rest would grow older from step to step. A `train_batch_size` that holds an
-    explore step of one row a rollout therefore stands for whole ones.
+    explore step of one row a rollout therefore stands for the whole step. It is never more than one, however large:
+    there are as many train steps as explore steps, and those behind a larger batch would find nothing.
     """
     in_order = draws_by(config) in ("default", "fifo", "staleness_control")
     if not config.is_synchronous or not in_order:
@@ -55,7 +56,7 @@ def explore_steps_taken(config: Config) -> int | None:
     buffer = config.buffer
     explored = buffer.batch_size * most_repeats(buffer, config.algorithm)
     taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
-    return None if taken < explored else -(-taken // explored)
+    return None if taken < explored else 1
 
 
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Any
 
 from trinity_core.config import Config
@@ -30,8 +31,12 @@ from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
 from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
+from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether a trainer beside a finished explorer has gone back."""
 
 
 class Terminal(Adapter):
@@ -128,7 +133,8 @@ def _publish_pipeline(
 def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
     """Run a trainer and its explorers, each from a configuration of its own, on one Ray: part -> summary.
 
-    When one fails for good, the others save and end.
+    When one fails for good, the others save and end. An explorer that has finished works again if its trainer goes back
+    to a checkpoint before steps that it explored.
     """
 
     def resolve_parts() -> list[Part]:
@@ -136,14 +142,38 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
         adapter.announce(parts[0].config, "async")
         return parts
 
-    def run_part(part: Part) -> dict[str, Any]:
+    def run_part(part: Part, trained: Event, token: CancelToken) -> dict[str, Any]:
         request = Request(part.config, "rft", file=part.file)
-        return adapter.subflow(request, lambda: run_request(request, adapter))
+        try:
+            while True:
+                summary = adapter.subflow(request, lambda: run_request(request, adapter))
+                if part.config.mode != "explore" or not _explores_again(part, trained, token):
+                    return summary
+        finally:
+            if part.config.mode == "train":
+                trained.set()
 
     parts = adapter.call("resolve", resolve_parts, patient=True)
     opened = adapter.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), patient=True)
+    trained = Event()
+    if all(part.config.mode != "train" for part in parts):
+        trained.set()
     with shared_ray(parts, opened) as token:
-        return adapter.run_components(token, {part.name: partial(run_part, part) for part in parts})
+        return adapter.run_components(token, {part.name: partial(run_part, part, trained, token) for part in parts})
+
+
+def _explores_again(part: Part, trained: Event, token: CancelToken) -> bool:
+    """Wait until the trainer has ended or all parts are to end; True if it went back before steps of this explorer."""
+    with open_run_store(part.config) as store:
+        lineage = -1
+        while not trained.wait(LOOK_SECONDS) and not token.cancelled:
+            before, lineage = lineage, store.lineage()
+            known = {} if lineage == before else store.stats().explorers.get(part.name, {})
+            if known and not known["finished"] and not known["left"] and not store.trainer().finished:
+                step = known["step"] + 1
+                log.warning("the trainer went back to a checkpoint: %s explores again from step %d", part.name, step)
+                return True
+    return False
 
 
 def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, Any]:

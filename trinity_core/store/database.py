@@ -240,7 +240,7 @@ class Database:
             return known
 
         with self._translated():
-            known = retry(create, _is_locked, CREATE_SECONDS, 0.1)
+            known = when_room(partial(retry, create, _is_locked, CREATE_SECONDS, 0.1), self.name)
         if known is not None:
             self._check_schema(known)
 

@@ -219,7 +219,7 @@ class ExperienceStore:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
 
-    @again_if_away
+    @waits_for_room
     def leave(self, explorer: str) -> None:
         """Record that `explorer` ends before its last step and may come back: the others do not wait for it."""
         with self._database.write() as connection:

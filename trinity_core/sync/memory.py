@@ -25,12 +25,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, write_atomically
+from trinity_core.files import clear_errors, when_room, write_atomically
 from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
 from trinity_core.sync.version_record import VersionRecord, gather
 from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
@@ -281,7 +282,8 @@ class MemoryVersions(WeightVersions):
             fcntl.flock(slot.file, fcntl.LOCK_EX)
             try:
                 with clear_errors("reserving memory for weights in", folder):
-                    slot.sized(size)
+                    reserve = partial(slot.sized, size)
+                    when_room(reserve, folder) if folder == self._spill else reserve()
                 return slot
             except TrinityError:
                 self._drop(slot.path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from trinity_core.config import Config, to_dict
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
+from trinity_core.plugins import python_files
 from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
 
@@ -142,7 +143,7 @@ def _like_the_newest(lines: list[MetricLine]) -> list[MetricLine]:
 
 
 def _plugins_digest(plugin_dir: str | None) -> str:
-    return _files_digest(sorted(Path(plugin_dir).expanduser().glob("**/*.py"))) if plugin_dir else ""
+    return _files_digest(python_files(Path(plugin_dir).expanduser(), "**/*.py")) if plugin_dir else ""
 
 
 def data_digest(source: str, split: str, subset_name: str | None) -> str:

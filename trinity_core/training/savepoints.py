@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,9 @@ from trinity_core.training.saving import CheckpointWriter
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner
     from trinity_core.training.publish import Publisher
+
+
+log = logging.getLogger(__name__)
 
 
 def nothing() -> None:
@@ -77,8 +81,13 @@ class Savepoints:
                 publisher.keep_for_resume(step, copying)
 
     def _best(self) -> list[int]:
-        """The best whole checkpoints by their scores, which are kept however old they are."""
-        return [] if self.keep is None else best_steps(self.config, whole_steps(self.layout))
+        """The best whole checkpoints by their scores, which are kept however old they are; all if none is known."""
+        whole = whole_steps(self.layout)
+        try:
+            return [] if self.keep is None else best_steps(self.config, whole)
+        except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the room of an old one
+            log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
+            return whole
 
     def latest(self) -> int:
         """Step of the newest whole checkpoint, 0 without one; the same on every rank."""

@@ -25,7 +25,15 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, Stats, all_is_dropped, describe_explorers
+from trinity_core.store.presence import (
+    LOST_SECONDS,
+    SEEN_SECONDS,
+    TRAINER,
+    Contribution,
+    Stats,
+    all_is_dropped,
+    describe_explorers,
+)  # fmt: skip
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
@@ -37,6 +45,9 @@ LOOK_SECONDS = 1.0
 """Between two looks at who is waited for."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
+BUSY_TIMES = 24
+"""Times `max_read_timeout` that the trainer waits without a row while an explorer is seen at work."""
+BUSY = "train step %d: no experience in %g s, but an explorer works, maybe at a long evaluation; waiting on. %s"
 SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_read_timeout); %s"
 
 
@@ -324,29 +335,44 @@ def wait_lease(
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 
-    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row,
-    raises `TransientFault`, or `TrinityError` where explorers have worked meanwhile and nothing is left of what they
-    made.
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row the
+    wait goes on, up to `BUSY_TIMES` as long, while an explorer is seen at work; then it raises `TransientFault`, or
+    `TrinityError` where explorers have worked meanwhile and nothing is left of what they made.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert, explore_steps=explore_steps)
     before, seen = store.explorer_steps(), -1
     with store.watching() as changes:
-        for _ in poll(timeout):
-            now = changes()
-            if now != seen:
-                seen = now
-                if (batch := lease()) is not None:
-                    return batch
-            if stop is not None and stop():
-                return None
-    stats = store.stats()
+        for times in range(1, BUSY_TIMES + 1):
+            for _ in poll(timeout):
+                now = changes()
+                if now != seen:
+                    seen = now
+                    if (batch := lease()) is not None:
+                        return batch
+                if stop is not None and stop():
+                    return None
+            stats = store.stats()
+            if stats.ready or not _may_bring_rows(before, stats):
+                break
+            log.warning(BUSY, step, times * timeout, describe_explorers(stats.explorers, stats.now))
     if not stats.ready:
-        raise _nothing_came(step, timeout, before, stats)
+        raise _nothing_came(step, times * timeout, before, stats)
     if batch := lease(final=True):
         known = describe_explorers(stats.explorers, stats.now)
         wanted = f"{explore_steps} whole explore steps" if explore_steps else rows
         log.warning(SHORT, step, len(batch), wanted, timeout, known)
     return batch
+
+
+def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
+    """Whether an explorer is seen at work, in an evaluation or within a step whose rows may still come."""
+    at_work = [
+        each
+        for each in stats.explorers.values()
+        if not each["finished"] and not each["left"] and each["waiting"] is None
+        if each["seen"] is not None and each["seen"] > stats.now - LOST_SECONDS
+    ]
+    return bool(at_work) and not all_is_dropped(stats.explorers, before, stats.now)
 
 
 def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:

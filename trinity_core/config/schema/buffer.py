@@ -223,7 +223,8 @@ class ExperienceBufferConfig(Section):
     """Weight of this data set's rows in a batch relative to others, by default 1. With `sft` and `dpo` an auxiliary
     buffer takes part only if it has one."""
     max_read_timeout: Seconds = 1800.0
-    """How long the trainer waits for experiences before it continues with fewer (queue)."""
+    """How long the trainer waits for experiences before it continues with fewer (queue). Without any, it waits up to 24
+    times as long for an explorer that is seen at work."""
     use_priority_queue: Flag = False
     """Experiences of higher priority first; `replay_buffer` without its other keys."""
     reuse_cooldown_time: Seconds | None = None
@@ -249,8 +250,8 @@ class BufferConfig(Section):
     `train_batch_size / algorithm.repeat_times`, and 1 where neither is given."""
     train_batch_size: Derived[Annotated[Count, Unit("experiences")]] = DERIVED
     """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`, and with `mix` the
-    expert data on top of it. In a synchronous run an experience stands for a rollout: a train step takes whole explore
-    steps, whatever the number of sequences that each rollout became."""
+    expert data on top of it. In a synchronous run an experience stands for a rollout: a train step takes one whole
+    explore step, whatever the number of sequences that each rollout became."""
     total_epochs: Annotated[Count, Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None
