@@ -847,6 +847,30 @@ def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
     assert [line.step for line in read_metrics(settings.job_dir) if line.source == "eval"] == [0, 3]
 
 
+def test_abandoned_weights_leave_no_score(config, engine, monkeypatch):
+    """The trainer is back at the start before version 2 has its score: it makes another version 2."""
+    settings = config(mode="explore", buffer={"total_steps": 2}, explorer={"eval_interval": 2})
+    publish(settings, 0, 2)
+    with stored(settings) as store:
+        store.position("explorer")
+        store.put("explorer", 1, {"step": 1, "evaluated": 0, "lineage": 0, "drawn": 3, "drawn_from": [3]}, [], 0)
+        store.begin("trainer", 9)
+        assert store.lease(1, 6, 0, final=True) == store.lease(2, 6, 1, final=True) == []
+        generate = FakeEngine.generate
+
+        async def generate_late(engine, requests):
+            if engine.version == 2 and not store.lineage():
+                open_versions("checkpoint", settings.job_dir).rewind(0)
+                store.rewind(0)
+                publish(settings, 0)
+            return await generate(engine, requests)
+
+        monkeypatch.setattr(FakeEngine, "generate", generate_late)
+        summary = asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert [version for _, version in engine.loaded] == [2, 0] and summary["step"] == 2
+    assert valid_scores(settings) == {}
+
+
 def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     settings = config(mode="bench")
     scores = asyncio.run(Explorer(settings, [engine]).evaluate(8, str(tiny_folder)))
