@@ -108,15 +108,14 @@ def join_explorer(connection: Connection, t: Tables, name: str, total: int | Non
 def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
     """What is known of each explorer, by its name; see `Stats.explorers`."""
     s, p = t.steps.c, t.presence.c
-    with_rows = func.max(case((s.rows > 0, s.step), else_=0))
-    steps = {
-        row[0]: row for row in connection.execute(select(s.explorer, func.max(s.step), with_rows).group_by(s.explorer))
-    }
+    # Each is one look at the end of an explorer's steps: a run may have 100,000 of them, each with its position.
+    last = select(s.step).where(s.explorer == t.explorers.c.name).order_by(s.step.desc()).limit(1)
+    ends = select(t.explorers, last.scalar_subquery(), last.where(s.rows > 0).scalar_subquery())
     noted = select(p.name, p.total, p.seen, p.left).where(p.role == EXPLORER)
     members = {row.name: row for row in connection.execute(noted)}
     known: dict[str, dict[str, Any]] = {}
-    for explorer in connection.execute(select(t.explorers)):
-        _, step, full = steps.get(explorer.name, ("", 0, 0))
+    for explorer in connection.execute(ends):
+        step, full = (number or 0 for number in explorer[-2:])
         member = members.get(explorer.name)
         known[explorer.name] = {
             "step": step,
@@ -161,6 +160,11 @@ def untrained_rows(connection: Connection, t: Tables, explorer: str | None = Non
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
 
 
+def is_lost(seen: float | None, now: float) -> bool:
+    """True if nothing was seen of late. A time far ahead is from before the clock was set back."""
+    return seen is None or abs(now - seen) >= LOST_SECONDS
+
+
 def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, int], now: float) -> bool:
     """True if explorers are at work, and each has put steps since `before` (name -> step), the last ones without a row.
 
@@ -168,7 +172,7 @@ def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, 
     """
     working = {name: each for name, each in known.items() if not each["finished"] and not each["left"]}
     return bool(working) and all(
-        each["empty_steps"] and each["step"] > before.get(name, 0) and abs(now - (each["seen"] or 0.0)) < LOST_SECONDS
+        each["empty_steps"] and each["step"] > before.get(name, 0) and not is_lost(each["seen"], now)
         for name, each in working.items()
     )
 
@@ -228,10 +232,10 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, n
 
 
 def lost_explorers(connection: Connection, t: Tables, now: float) -> set[str]:
-    """Explorers that have been seen, but not of late. A time far ahead is from before the clock was set back."""
+    """Explorers that have been seen, but not of late."""
     p = t.presence.c
-    late = func.abs(now - p.seen) >= LOST_SECONDS
-    return set(connection.scalars(select(p.name).where(and_(p.role == EXPLORER, late))))
+    seen = connection.execute(select(p.name, p.seen).where(p.role == EXPLORER, p.seen.is_not(None)))
+    return {row.name for row in seen if is_lost(row.seen, now)}
 
 
 @dataclass(frozen=True)
