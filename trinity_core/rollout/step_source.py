@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.joined import JoinedInputs
@@ -41,6 +41,7 @@ SERVED = "served"
 """The task set of users' sessions in the ledger."""
 OPERATOR_SECONDS = 3600.0
 """For the operators of a step. A model as a judge may be among them."""
+T = TypeVar("T")
 
 
 class StepSource(Protocol):
@@ -333,3 +334,17 @@ async def run_operators(
     ]
     rejected_rows.append("experience_operators", rows)
     return left
+
+
+async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
+    """The result of `work`, during which `load_newest` is called again and again; the last call ends before this does.
+
+    Raises what either raises. If a load fails, `work` is cancelled.
+    """
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=0.05))[0]:
+            await load_newest()
+        return working.result()
+    finally:
+        working.cancel()
