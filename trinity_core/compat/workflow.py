@@ -208,7 +208,6 @@ class StepWiseRewardWorkflow(Workflow):
     `step(step_num)` says whether another step follows; `reward(exps, step_num)` is the step's reward.
     """
 
-    is_async = True
     max_step_num: Any = None
     each_step: ClassVar[bool] = True
     """Whether each step has a reward of its own."""
@@ -226,6 +225,10 @@ class StepWiseRewardWorkflow(Workflow):
     async def reward_async(self, exps: list[Experience], **of: Any) -> float:
         """The reward; by default `reward`."""
         return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
+
+    def run(self) -> list[Experience]:
+        """See `run_async`."""
+        return asyncio.run(self.run_async())
 
     async def run_async(self) -> list[Experience]:
         """The answers of all steps, numbered by step."""
@@ -254,7 +257,16 @@ class RewardPropagationWorkflow(StepWiseRewardWorkflow):
     each_step = False
 
 
-AsyncStepWiseRewardWorkflow, AsyncRewardPropagationWorkflow = StepWiseRewardWorkflow, RewardPropagationWorkflow
+class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
+    """The same, asynchronous."""
+
+    is_async = True
+
+
+class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
+    """The same, asynchronous."""
+
+    is_async = True
 
 
 class PlayedWorkflow(OurWorkflow):

@@ -135,7 +135,7 @@ def prepare(
     rewards = batch.rewards
     if "states" in objective.advantage_inputs:  # which adds up the rewards of turns
         pairs = zip(rows, rewards.tolist(), strict=True)
-        rewards = torch.tensor([e.metrics.get(STEP_REWARD, reward) for e, reward in pairs], device=rewards.device)
+        rewards = rewards.new_tensor([e.metrics.get(STEP_REWARD, reward) for e, reward in pairs])
     result = objective.advantages(
         batch.mask,
         batch.excluded,
