@@ -302,7 +302,7 @@ async def sample_step(
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
-def _groups(experiences: list[Experience], outcomes: list[Outcome]) -> int:
+def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
     """Groups of which there is something to train on, without those below a task's own."""
     further = {group for outcome in outcomes for group in outcome.further_groups}
     return len({one.group for one in experiences if one.action_mask.any()} - further)
