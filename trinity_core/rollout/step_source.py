@@ -134,7 +134,7 @@ class TaskSteps:
         """See `StepSource`. The schedule sees scores as the workflows gave them, before any operator."""
         outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
-            self.schedule.observe(outcome.task, scores_of(outcome.experiences))
+            self.schedule.observe(outcome.task, scores_of(outcome.of_task))
             columns = self.joined.columns(outcome.task.raw)
             for experience in outcome.experiences:
                 experience.info |= columns
@@ -285,7 +285,7 @@ async def sample_step(
     timer = BusyTimer()
     with timer:
         experiences, dropped = await run_operators(operators, outcomes, failures.rejected_rows)
-    missing = wanted - _groups(experiences)
+    missing = wanted - _groups(experiences, outcomes)
     for _ in range(rounds):
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
@@ -294,7 +294,7 @@ async def sample_step(
         with timer:
             kept, by_operator = await run_operators(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
-        missing = wanted - _groups(experiences)
+        missing = wanted - _groups(experiences, outcomes)
     if rounds and missing > 0:
         log.warning(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
@@ -303,9 +303,10 @@ async def sample_step(
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
-def _groups(experiences: list[Experience]) -> int:
-    """Groups of which there is something to train on."""
-    return len({one.group for one in experiences if one.action_mask.any()})
+def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
+    """Groups of which there is something to train on, without those below a task's own."""
+    further = {group for outcome in outcomes for group in outcome.further_groups}
+    return len({one.group for one in experiences if one.action_mask.any()} - further)
 
 
 async def run_operators(
