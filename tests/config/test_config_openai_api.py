@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.config import ConfigError, config_from_dict, load_config
+from trinity_core.config import load_config
 from trinity_core.config.notices import remarks
 from trinity_core.config.rules.explorer import REASONING_PARSERS, TOOL_CALL_PARSERS
 
@@ -23,24 +23,6 @@ def registered(package: str, table: str) -> list[str]:
         if any(isinstance(target, ast.Name) and target.id == table for target in targets):
             return sorted(key.value for key in node.value.keys)
     raise AssertionError(f"{source} has no {table}")
-
-
-def command(tmp_path, explorer):
-    return config_from_dict({
-        "mode": "bench", "checkpoint_root_dir": str(tmp_path), "explorer": explorer,
-        "model": {"model_path": "m", "max_model_len": 64, "max_response_tokens": 8},
-        "buffer": {"explorer_input": {"eval_tasksets": [
-            {"path": "d", "default_workflow_type": "command_workflow", "workflow_args": {"command": "true"}}
-        ]}},
-    })  # fmt: skip
-
-
-def test_a_command_needs_the_api_or_an_endpoint(tmp_path):
-    command(tmp_path, {"rollout_model": {"enable_openai_api": True}})
-    command(tmp_path, {"external_model": {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"}})
-    with pytest.raises(ConfigError) as caught:
-        command(tmp_path, {})
-    assert [problem.key for problem in caught.value.problems] == ["explorer.rollout_model.enable_openai_api"]
 
 
 @pytest.mark.parametrize(

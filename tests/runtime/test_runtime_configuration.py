@@ -16,7 +16,7 @@ from trinity_core.pipelines.checks import require_names
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.run import explore
-from trinity_core.workflows import REWARD_FNS, WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS, AgentWorkflow, SimpleWorkflow
 
 TREE = {
     "model": {"model_path": "m", "max_model_len": 128},
@@ -98,6 +98,24 @@ def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, mod
         load(override, judge, f"{INPUT}.tasksets.a.{args}.model=judge")
         with pytest.raises(ConfigError, match="the name of no auxiliary model; there is judge"):
             load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
+
+
+@WORKFLOWS.register("agent_of_a_plugin")
+class Agent(AgentWorkflow):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("workflow", "args"), [("command_workflow", "workflow_args.command=x"), ("agent_of_a_plugin", "name=a")]
+)
+def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):
+    agent = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.{args}")
+    load(*agent, "explorer.rollout_model.enable_openai_api=true")
+    load(*agent, "mode=train", "buffer.total_steps=1")
+    load(*agent, "mode=bench", "explorer.external_model={base_url: 'http://127.0.0.1:1/v1', model_name: m}")
+    with pytest.raises(ConfigError) as caught:
+        load(*agent)
+    assert [problem.key for problem in caught.value.problems] == ["explorer.rollout_model.enable_openai_api"]
 
 
 def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):

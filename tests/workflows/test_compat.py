@@ -202,6 +202,36 @@ class Checked(Workflow):
         parts = MathRewardFn()(response=answer.response_text, truth=self.task.truth, with_think=True)
         answer.reward = sum(parts.values())
         return [answer]
+
+
+@WORKFLOWS.register_module("up_history")
+class History(Workflow):
+    def run(self):
+        client, memory = self.model.get_openai_client(), [{"role": "user", "content": "Which way?"}]
+        for said in ("And now?", "Sure?"):
+            answers = client.chat.completions.create(messages=memory, **self.task.workflow_args).choices
+            memory += [{"role": "assistant", "content": answers[0].message.content}, {"role": "user", "content": said}]
+        taken = self.model.extract_experience_from_history()
+        for one in taken:
+            one.reward = 1.0
+        return taken
+
+
+@WORKFLOWS.register_module("up_own_arguments")
+class OwnArguments(Workflow):
+    can_repeat = True
+
+    def __init__(self, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        self.rollout_args = task.rollout_args
+
+    def run(self):
+        args = self.rollout_args
+        question = [{"role": "user", "content": self.task.raw_task["question"]}]
+        return [
+            Experience(tokens=one.tokens, prompt_length=one.prompt_length, reward=1.0, logprobs=one.logprobs)
+            for one in self.model.chat(question, n=args.n, temperature=args.temperature)
+        ]
 """
 
 
@@ -294,6 +324,17 @@ def test_what_was_sampled_is_not_tokenised_again(plugin):
     seeds = [how["seeds"] for _, how in model.asked]
     task = make_task("up_two_turns", repeat_times=1)
     assert seeds == [[task.rollout_seed(0, 0)], [task.rollout_seed(0, 1)]]
+
+
+def test_a_workflow_may_keep_its_own_rollout_args(play):
+    rows = play("up_own_arguments", 3)
+    assert [(one.run, one.reward, one.temperature) for one in rows] == [(run, 1.0, 1.0) for run in range(3)]
+
+
+@pytest.mark.parametrize(("args", "turns"), [({}, [0, 1]), ({"n": 2}, [0, 0, 0, 0])])
+def test_the_history_of_a_conversation_is_one_rollout(play, args, turns):
+    rows = play("up_history", 2, workflow_args=args)
+    assert [(one.run, one.turn) for one in rows] == [(run, turn) for run in range(2) for turn in turns]
 
 
 def test_an_async_workflow_has_an_object_for_each_run(play):

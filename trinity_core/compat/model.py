@@ -64,8 +64,14 @@ class ModelWrapper:
     enable_history = True
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
-        """One Experience for each answer since the record was last cleared."""
+        """One Experience for each answer since the record was last cleared.
+
+        Each answer that goes on from the one before it is the next step of a rollout.
+        """
         taken = list(self.history)
+        for earlier, later in itertools.pairwise(taken):
+            if later.tokens[: later.prompt_length][: len(earlier.tokens)].equal(earlier.tokens):
+                later.eid.step = earlier.eid.step + 1
         if clear_history:
             self.history.clear()
         return taken

@@ -102,9 +102,13 @@ class Workflow:
         self.logger = logging.getLogger(type(self).__module__)
 
     @property
-    def rollout_args(self) -> dict[str, Any]:
-        """The task's sampling, as arguments of `chat`."""
-        return asdict(self.task.rollout_args)
+    def rollout_args(self) -> Any:
+        """The task's sampling, as arguments of `chat`; a class may set its own, such as `task.rollout_args`."""
+        return self.__dict__.get("rollout_args") or asdict(self.task.rollout_args)
+
+    @rollout_args.setter
+    def rollout_args(self, args: Any) -> None:
+        self.__dict__["rollout_args"] = args
 
     def reset(self, task: Task) -> None:
         """Take another task; here each task has new objects."""

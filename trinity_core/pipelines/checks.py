@@ -66,7 +66,7 @@ def check_names(config: Config, report: Report) -> Config:
         tasksets = [*training_tasksets(typed), *eval_tasksets(typed)]
         faults = [_absent_models(config, key, taskset) for key, taskset in tasksets]
         faults += [_miscounted_turns(config, key, taskset) for key, taskset in training_tasksets(typed)]
-        for fault in chain(*faults, _unread_rewards(config, tasksets)):
+        for fault in chain(*faults, _unread_rewards(config, tasksets), _absent_api(config, tasksets)):
             report.add(fault)
     section = typed.data_processor
     for key, pipeline, runs in (
@@ -260,6 +260,18 @@ def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator
         elif arguments.get("model") and arguments["model"] not in names:
             message = f"is the name of no auxiliary model; there is {', '.join(names)}."
             yield Finding(f"{key}.{args}.model", arguments["model"], "unknown-name", message)
+
+
+def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+    """A workflow that needs the OpenAI API of a run that serves none."""
+    if config.explorer.rollout_model.enable_openai_api or config.external_model is not None:
+        return
+    for _, taskset in tasksets:
+        workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
+        if isinstance(workflow, type) and issubclass(workflow, AgentWorkflow):
+            message = f"must be true: the agent of '{taskset.default_workflow_type}' talks to the run's OpenAI API."
+            yield Finding("explorer.rollout_model.enable_openai_api", False, "conflict", message)
+            return
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:

@@ -125,17 +125,11 @@ def _no_address(url: str) -> str:
 
 
 def openai_api_rules(config: Config) -> Iterator[Finding]:
-    """Unknown parsers, tool calls that nothing would read, and workflows that need the API."""
+    """Unknown parsers, and tool calls that nothing would read."""
     models = [("explorer.rollout_model", config.explorer.rollout_model)]
     models += [(f"explorer.auxiliary_models[{i}]", model) for i, model in enumerate(config.explorer.auxiliary_models)]
     for key, model in models:
         yield from _parsers(key, model)
-    enable = "explorer.rollout_model.enable_openai_api"
-    tasksets = config.buffer.explorer_input.tasksets + config.buffer.explorer_input.eval_tasksets
-    agents = any(taskset.default_workflow_type == "command_workflow" for taskset in tasksets)
-    served = config.explorer.rollout_model.enable_openai_api or config.external_model is not None
-    if agents and config.mode != "train" and not served:
-        yield Finding(enable, False, "conflict", "must be true: command_workflow gives its command the API's address.")
 
 
 def _parsers(key: str, model: RolloutModelConfig) -> Iterator[Finding]:
