@@ -9,6 +9,7 @@ rejected_rows/explorer/taskset.jsonl rows that a data set's reader rejected: fil
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
+global_step_58/abandoned             there if the run went back to an earlier checkpoint and went on from that
 explorer_meta.json  trainer_meta.json
 beginning.json                       the model that the run began with, until its first checkpoint says so
 run_identity.json                    which run this is: where its experiences are in the store's database
@@ -28,6 +29,8 @@ from typing import Any
 
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
+ABANDONED = "abandoned"
+"""In the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
 ADAPTER = "lora_adapter"
 """The folder of a checkpoint's adapter, in that of its actor."""

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -15,6 +17,7 @@ from forkserver import PROCESSES
 
 from trinity_core.checkpoints.commit import begin, commit, damage, remove_old
 from trinity_core.checkpoints.resume import (
+    abandon_after,
     claim,
     fresh_folder,
     fresh_name,
@@ -24,9 +27,9 @@ from trinity_core.checkpoints.resume import (
     update_meta,
     whole_steps,
 )
-from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, remove_leftovers
-from trinity_core.layout import JobLayout, shard_name, step_of
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import clear_errors, remove_leftovers, write_atomically
+from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, shard_name, step_of
 from trinity_core.sync.checkpoint import CheckpointVersions
 
 
@@ -79,6 +82,45 @@ def test_a_damaged_checkpoint_is_passed_over(layout, harm, caplog):
     assert latest_whole(layout.root) == 2
     assert "global_step_4 is skipped" in caplog.text
     assert whole_steps(layout.root) == ([2, 4] if harm == "changed" else [2])
+
+
+@pytest.mark.parametrize("what", ["manifest", "shard"])
+def test_a_file_that_cannot_be_read_is_no_damage(layout, what, monkeypatch):
+    """It cannot be, for a while: a link to itself."""
+    save(layout, 2)
+    folder = save(layout, 4)
+    file = folder / MANIFEST if what == "manifest" else folder / "actor" / shard_name("model", 1, 0)
+    content = file.read_bytes()
+    file.unlink()
+    file.symlink_to(file)
+
+    def repair():
+        write_atomically(file, content)
+
+    with monkeypatch.context() as impatient:
+        impatient.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)
+        with pytest.raises(TransientFault, match=re.escape(str(file))):
+            latest_whole(layout.root)
+    repairing = threading.Timer(0.3, repair)
+    repairing.start()
+    assert latest_whole(layout.root) == 4
+    repairing.join()
+
+
+def test_an_abandoned_checkpoint_is_never_used_again(layout):
+    """Whole or not, until its step is saved anew."""
+    for step in (2, 4, 6):
+        save(layout, step)
+    CheckpointVersions(layout.root).publish(7, [("w", torch.ones(3))])
+    shard = layout.actor(6) / shard_name("model", 1, 0)
+    shard.rename(layout.root / "away")
+    assert latest_whole(layout.root) == 4
+    abandon_after(layout.root, 4)
+    (layout.root / "away").rename(shard)
+    assert latest_whole(layout.root) == 4 and whole_steps(layout.root) == [2, 4]
+    assert not (layout.step(7) / ABANDONED).exists(), "it holds published weights alone"
+    save(layout, 6)
+    assert latest_whole(layout.root) == 6
 
 
 def test_more_files_do_no_harm(layout):

@@ -5,7 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from unittest import mock
+from math import prod
 
 import pytest
 import torch
@@ -97,49 +97,69 @@ def test_flat_pieces_are_refused(tmp_path):
         convert(actor.parent)
 
 
-def save_dtensors(actor, tensors, mesh_shape, placements_of):
-    """What FSDP saves, each rank's part made in turn: a group that only pretends to have other members.
+LAYOUTS = {
+    "whole": ((1,), "s"),
+    "two": ((2,), "s"),
+    "three": ((3,), "s"),
+    "hybrid": ((2, 2), "rs"),
+    "tp": ((2, 2), "st"),
+}
+"""Name -> ranks along each dimension of the mesh, and how each divides a tensor: by rows, by columns or not."""
 
-    It stands beside the group of a trainer that an earlier test left in this process.
+
+def _save_layouts(_, root):
+    """What FSDP saves in each layout, each rank's part made in turn: a group that only pretends to have other members.
+
+    In a process of its own: torch keeps the groups of a process in tables that all of them share.
     """
+    from torch.distributed.tensor import Replicate, Shard
+
+    model = tiny()
+    for name, (mesh_shape, kinds) in LAYOUTS.items():
+        actor = folder_for(root / name, 1, model)
+
+        def placements_of(tensor, kinds=kinds):
+            made = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
+            return [made[kind] for kind in kinds]
+
+        save_dtensors(actor, weights_of(model), mesh_shape, placements_of)
+
+
+def save_dtensors(actor, tensors, mesh_shape, placements_of):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    world = 1
-    for extent in mesh_shape:
-        world *= extent
+    world = prod(mesh_shape)
     for rank in range(world):
-        with mock.patch.object(dist.distributed_c10d, "_world", dist.distributed_c10d._World()):
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-            mesh = init_device_mesh("cpu", mesh_shape)
-            content = {}
-            for name, whole in tensors.items():
-                local, placements = whole, placements_of(whole)
-                for dimension, placement in enumerate(placements):
-                    if placement.is_shard():
-                        pieces = list(local.chunk(mesh_shape[dimension], dim=placement.dim))
-                        pieces += [local.narrow(placement.dim, 0, 0)] * (mesh_shape[dimension] - len(pieces))
-                        local = pieces[mesh.get_coordinate()[dimension]].clone()
-                content[name] = DTensor.from_local(
-                    local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-                )
-            torch.save(content, actor / shard_name("model", world, rank))
-            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        mesh = init_device_mesh("cpu", mesh_shape)
+        content = {}
+        for name, whole in tensors.items():
+            local, placements = whole, placements_of(whole)
+            for dimension, placement in enumerate(placements):
+                if placement.is_shard():
+                    pieces = list(local.chunk(mesh_shape[dimension], dim=placement.dim))
+                    pieces += [local.narrow(placement.dim, 0, 0)] * (mesh_shape[dimension] - len(pieces))
+                    local = pieces[mesh.get_coordinate()[dimension]].clone()
+            content[name] = DTensor.from_local(
+                local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+        torch.save(content, actor / shard_name("model", world, rank))
+        dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("mesh", "kinds"), [((2,), "s"), ((3,), "s"), ((2, 2), "rs"), ((2, 2), "st"), ((1,), "s")])
-def test_fsdp_shards(tmp_path, mesh, kinds):
-    from torch.distributed.tensor import Replicate, Shard
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """The folder of each of `LAYOUTS`."""
+    root = tmp_path_factory.mktemp("layouts")
+    torch.multiprocessing.spawn(_save_layouts, (root,), nprocs=1)
+    return root
 
-    def placements_of(tensor):
-        made = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
-        return [made[kind] for kind in kinds]
 
-    model = tiny()
-    actor = folder_for(tmp_path, 1, model)
-    save_dtensors(actor, weights_of(model), mesh, placements_of)
-    check(convert(actor.parent), model)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fsdp_shards(layouts, name):
+    check(convert(layouts / name / "global_step_1"), tiny())
 
 
 def _fsdp_rank(rank, world, folder, port):

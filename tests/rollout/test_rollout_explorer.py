@@ -317,6 +317,7 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
     assert summary["ended"] == "the trainer has finished all its 1 steps"
     again = asyncio.run(Explorer(settings, [engine]).run(explore))
     assert again["step"] == 2, "also when it is started again"
+    publish(settings, 1)
     longer = asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 5}), [engine]).run(explore))
     assert (longer["step"], longer["ended"]) == (5, "finished"), "a longer trainer is expected"
 
@@ -453,6 +454,26 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
     assert undone.explorers == {"explorer": 1}
     assert [version for _, version in engine.loaded] == [0, 1, 1, 2, 3]
     assert stored(settings).stats().ready == 24
+
+
+def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
+    """A fresh explorer joins while the trainer is back at checkpoint 2 and has yet to publish it."""
+    settings = config(mode="explore", buffer={"total_steps": 2}, synchronizer={"sync_interval": 5})
+    with stored(settings) as store:
+        store.rewind(2)
+        store.begin("trainer", 9)
+        store.commit(2)
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while not running.done() and (await explorer.progress())["state"] != "waiting for version 0":
+            await asyncio.sleep(0.02)
+        publish(settings, 2)
+        return await asyncio.wait_for(running, 60)
+
+    assert asyncio.run(main())["version"] == 2
+    assert {int(row.versions[0]) for row in stored(settings).lease(3, 12, 2, final=True)} == {2}
 
 
 @pytest.mark.parametrize("store_first", [True, False])
@@ -826,6 +847,30 @@ def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
     for _ in range(2):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     assert [line.step for line in read_metrics(settings.job_dir) if line.source == "eval"] == [0, 3]
+
+
+def test_abandoned_weights_leave_no_score(config, engine, monkeypatch):
+    """The trainer is back at the start before version 2 has its score: it makes another version 2."""
+    settings = config(mode="explore", buffer={"total_steps": 2}, explorer={"eval_interval": 2})
+    publish(settings, 0, 2)
+    with stored(settings) as store:
+        store.position("explorer")
+        store.put("explorer", 1, {"step": 1, "evaluated": 0, "lineage": 0, "drawn": 3, "drawn_from": [3]}, [], 0)
+        store.begin("trainer", 9)
+        assert store.lease(1, 6, 0, final=True) == store.lease(2, 6, 1, final=True) == []
+        generate = FakeEngine.generate
+
+        async def generate_late(engine, requests):
+            if engine.version == 2 and not store.lineage():
+                open_versions("checkpoint", settings.job_dir).rewind(0)
+                store.rewind(0)
+                publish(settings, 0)
+            return await generate(engine, requests)
+
+        monkeypatch.setattr(FakeEngine, "generate", generate_late)
+        summary = asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert [version for _, version in engine.loaded] == [2, 0] and summary["step"] == 2
+    assert valid_scores(settings) == {}
 
 
 def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):

@@ -18,6 +18,7 @@ from trinity_core.runlock import hold
 from trinity_core.runtime.adapter import PLAIN
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS
+from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage, resume
@@ -80,6 +81,21 @@ def lose_the_store(attempt: RunAttempt) -> None:
     (Path(attempt.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
 
 
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """An explorer that is a run of its own."""
+    return config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "explore",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+        "synchronizer": {"sync_method": "checkpoint"},
+        "monitor": {"monitor_type": "tensorboard"},
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("error", "another_follows", "waited_for"),
     [
@@ -90,19 +106,9 @@ def lose_the_store(attempt: RunAttempt) -> None:
     ],
 )
 def test_an_explorer_that_cannot_start_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, another_follows: bool, waited_for: bool
+    config: Config, monkeypatch: pytest.MonkeyPatch, error: BaseException, another_follows: bool, waited_for: bool
 ) -> None:
     """Unless its flow tries again."""
-    config = config_from_dict({
-        "project": "p",
-        "name": "n",
-        "mode": "explore",
-        "checkpoint_root_dir": str(tmp_path),
-        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
-        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
-        "synchronizer": {"sync_method": "checkpoint"},
-        "monitor": {"monitor_type": "tensorboard"},
-    })  # fmt: skip
     stage = resume(Stage(config, place(config, Machine(1, 0)), "rft"))
 
     def fail(attempt: RunAttempt) -> None:
@@ -118,6 +124,19 @@ def test_an_explorer_that_cannot_start_is_not_waited_for(
         open_attempt(stage)
     ANOTHER_FOLLOWS.reset(token)
     assert is_awaited(config) == waited_for
+
+
+@pytest.mark.parametrize("parts", [{"explore"}, {"explore", "train"}])
+def test_a_trainer_that_cannot_start_is_not_waited_for(config: Config, parts: set[str]) -> None:
+    """Its run had finished. An explorer that is a run of its own takes nothing back for the trainer's."""
+    with open_run_store(config) as store:
+        store.position("explorer")
+        store.begin("trainer", 1)
+        store.commit(1)
+        store.expect_trainer()
+        withdraw(config, TrinityError("no room"), parts)
+        assert store.trainer().finished == ("train" in parts)
+        assert not is_awaited(config)
 
 
 def is_awaited(config: Config) -> bool:

@@ -12,16 +12,18 @@ import torch
 from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
-from trinity_core.checkpoints.commit import write_manifest
+from trinity_core.checkpoints.commit import begin, commit, write_manifest
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.layout import JobLayout
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
+from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import open_versions
 
@@ -76,6 +78,30 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
             resume_step(config, {"train"})
     finally:
         other.kill()
+
+
+def test_a_run_goes_back_behind_a_checkpoint_for_good(config: Config) -> None:
+    """A file of checkpoint 4 is missing for a while: its weights must not meet batches of the lineage after."""
+    layout = JobLayout(config.job_dir).create()
+
+    def lease(store: ExperienceStore, *steps: int) -> None:
+        for step in steps:
+            assert store.lease(step, 2, step - 1, final=True) == []
+
+    with open_run_store(config) as store:
+        for step in (2, 4):
+            temporary = begin(layout, step)
+            (temporary / "state").write_text(str(step))
+            commit(layout, step, temporary)
+            lease(store, step - 1, step)
+            store.commit(step)
+        state = layout.step(4) / "state"
+        state.rename(layout.root / "away")
+        assert resume_step(config, PARTS) == 2
+        lease(store, 3, 4, 5)
+        (layout.root / "away").rename(state)
+        lineage = store.lineage()
+        assert resume_step(config, PARTS) == 2 and store.lineage() == lineage + 1
 
 
 @pytest.mark.parametrize("parts", [PARTS, {"explore"}])

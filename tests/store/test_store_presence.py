@@ -4,10 +4,18 @@ import itertools
 import time
 
 import pytest
+from sqlalchemy import delete, insert
 from store_helpers import make_rows
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, all_is_dropped, describe_explorers
+from trinity_core.store.presence import (
+    EXPLORER,
+    TRAINER,
+    Contribution,
+    all_is_dropped,
+    describe_explorers,
+    explorers,
+)
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import StalenessBound
 from trinity_core.training.sources import wait_lease
@@ -40,6 +48,8 @@ def test_a_trainer_that_ends_early_has_finished(store):
     assert store.join("late", 4)
     store.expect_trainer()
     assert not store.trainer().finished and not store.join("late", 4)
+    store.expect_trainer(False)
+    assert store.trainer().finished, "it could not start"
     store.begin("trainer", 20)
     assert not store.trainer().finished and not store.trainer().ended
 
@@ -64,6 +74,23 @@ def test_nobody_trains_for_an_explorer_that_joins_late(store):
     assert not store.join("e", 9) and not store.join("e", 9), "it has more steps than before, also after a crash"
     store.expect_trainer()
     assert not store.join("e", 5), "a trainer is started beside it"
+
+
+def test_more_steps_count_once_a_trainer_has_begun_with_them(store):
+    store.begin("trainer", 1)
+    store.join("e", 5)
+    train(store, 1)
+    store.position("e")
+    assert not store.join("e", 9)
+    store.begin("trainer", 1)
+    assert not store.join("e", 9), "the trainer that came makes no further step"
+    store.begin("trainer", 2)
+    assert store.stats().explorers["e"]["total"] == 9
+    train(store, 2)
+    assert store.join("e", 9) and not store.join("e", 10)
+    assert store.join("e", 9), "the explorer of 10 steps is no longer meant"
+    store.begin("trainer", 3)
+    assert store.stats().explorers["e"]["total"] == 9
 
 
 def test_longer_trainer_waits_for_finished_explorers(store):
@@ -145,6 +172,30 @@ def test_explorers_are_described_to_who_waits_for_them(store):
     assert store.stats().explorers["a"]["seen"] >= known["a"]["seen"] and store.stats().explorers["a"]["total"] == 9
     store.seen(TRAINER, "trainer")
     assert store.trainer().seen is not None and not store.trainer().finished
+
+
+def test_a_look_at_explorers_reads_no_history(tmp_path):
+    """The trainer looks every second while it waits, also after 100,000 explore steps."""
+    with ExperienceStore.open(tmp_path / "store.db") as store:
+
+        def instructions(steps):
+            """Of SQLite, in hundreds, for a look when there are so many steps; the last two have no row."""
+            t, count = store._tables, itertools.count()
+            record = {"explorer": "a", "version": 0, "position": "{}", "tasks": 1}
+            with store._database.write() as connection:
+                connection.execute(delete(t.steps))
+                rows = [record | {"step": step, "rows": int(step < steps - 1)} for step in range(1, steps + 1)]
+                connection.execute(insert(t.steps), rows)
+            with store._database.read() as connection:
+                driver = connection.connection.driver_connection
+                driver.set_progress_handler(lambda: next(count) < 0, 100)
+                known = explorers(connection, t)["a"]
+                driver.set_progress_handler(None, 100)
+            assert (known["step"], known["empty_steps"]) == (steps, 2)
+            return next(count)
+
+        store.position("a")
+        assert instructions(5000) <= instructions(50) + 5
 
 
 def test_a_wait_names_who_is_missing_and_what_drops_all(store):

@@ -195,6 +195,9 @@ def test_turns_are_compared_by_their_states():
     turns = [(0, 0, "A", 0.0), (0, 1, "B", 1.0), (1, 0, "B", 0.0)]
     rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, state=s, reward=x) for r, t, s, x in turns]
     assert advantages_of("gigpo", rows, std_normalize=False) == pytest.approx([0.5, 0.5 + 0.5, -0.5 - 0.5])
+    for row in rows:
+        row.metrics, row.reward = {"step_reward": row.reward}, float(row.run == 0)
+    assert advantages_of("gigpo", rows, std_normalize=False) == pytest.approx([0.5, 0.5 + 0.5, -0.5 - 0.5])
     won = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(t == 1)) for r, t, _, _ in turns]
     assert advantages_of("multi_step_grpo", won, std_normalize=False) == pytest.approx([0.5, 0.5, -0.5])
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from trinity_core.checkpoints.beginning import other_beginning
 from trinity_core.config.schema import Config
 from trinity_core.errors import TrinityError
+from trinity_core.layout import MANIFEST
 from trinity_core.runlock import release
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Stage, lock_names, resume
@@ -38,6 +39,11 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
     assert savepoints.layout.steps() == [2, 4, 5]
     folders = {step: savepoints.layout.step(step) / "actor" / "huggingface" for step in (2, 4, 5)}
     assert [step for step, folder in folders.items() if list(folder.glob("*.safetensors"))] == [5]
+    manifest = savepoints.layout.step(5) / MANIFEST
+    manifest.rename(tmp_path / "away")
+    assert savepoints.return_to_latest() == 4
+    (tmp_path / "away").rename(manifest)
+    assert savepoints.return_to_latest() == 4, "it went on from there"
 
 
 def other_weights(model: Path, folder: Path) -> Path:

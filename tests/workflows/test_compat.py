@@ -20,9 +20,14 @@ from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
+from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
-from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.metrics import eval_numbers, step_numbers
+from trinity_core.rollout.records import drawn_tasks
+from trinity_core.rollout.runner import Outcome, TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.runtime.audit import audit_runs
+from trinity_core.store.store import ExperienceStore
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardPool
 
 PLUGIN = """
@@ -35,7 +40,9 @@ from trinity.common.models.model import ModelWrapper
 from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
 from trinity.common.rewards.math_reward import MathRewardFn
 from trinity.common.workflows import WORKFLOWS, MultiTurnWorkflow, SimpleWorkflow, Task, Workflow
-from trinity.common.workflows.step_wise_workflow import RewardPropagationWorkflow, StepWiseRewardWorkflow
+from trinity.common.workflows.step_wise_workflow import (
+    AsyncStepWiseRewardWorkflow, RewardPropagationWorkflow, StepWiseRewardWorkflow,
+)
 from trinity.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -104,6 +111,16 @@ class Judged(Workflow):
         return [answer]
 
 
+@WORKFLOWS.register_module("up_asks")
+class Asks(Workflow):
+    def run(self):
+        ask = self.model.get_openai_client().chat.completions.create
+        ask(messages=[{"role": "user", "content": "Hi"}], max_completion_tokens=4, **self.task.workflow_args)
+        [answer] = self.model.extract_experience_from_history()
+        answer.reward = 0.0
+        return [answer]
+
+
 @WORKFLOWS.register_module("up_steps")
 class Steps(StepWiseRewardWorkflow):
     max_step_num = 3
@@ -120,6 +137,62 @@ class Steps(StepWiseRewardWorkflow):
 
     def reward(self, exps, step_num):
         return 10.0 * step_num + len(exps)
+
+
+@WORKFLOWS.register_module("up_async_steps")
+class AsyncSteps(AsyncStepWiseRewardWorkflow):
+    max_step_num = 2
+
+    def __init__(self, *, task, model, auxiliary_models=None):
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models, use_openai_client=False)
+        self.memory = [{"role": "user", "content": task.task_desc}]
+
+    async def step_async(self, step_num):
+        [said] = await self.model.chat_async(self.memory)
+        judge = self.auxiliary_models[0]
+        await judge.chat.completions.create(model=judge.model_path, messages=self.memory, max_tokens=2)
+        self.memory += [{"role": "assistant", "content": said.response_text}, {"role": "user", "content": "go on"}]
+        return True
+
+    async def reward_async(self, exps, step_num):
+        return 10.0 * step_num + len(exps)
+
+
+@WORKFLOWS.register_module("up_groups")
+class Groups(SimpleWorkflow):
+    def run(self):
+        answers = super().run()
+        question = [{"role": "user", "content": answers[0].response_text + " Good?"}]
+        verdicts = [one for _ in answers for one in self.model.chat(question)]
+        for i, one in enumerate(verdicts):
+            one.eid.task, one.eid.run, one.reward = f"{self.task.task_id}-verdicts", i, 0.5
+        return answers + verdicts
+
+
+@WORKFLOWS.register_module("up_states")
+class States(RewardPropagationWorkflow):
+    max_step_num = 5
+
+    def run(self):
+        self.memory, self.rooms = [{"role": "user", "content": "Which way?"}], ["hall"]
+        taken = super().run()
+        for one, room in zip(taken, self.rooms):
+            one.info["env_state_hash"] = hash_of[room]
+            if "paid" in self.task.workflow_args:
+                one.info["step_reward"] = self.task.workflow_args["paid"] * (room == "hall")
+        return taken
+
+    def step(self, step_num):
+        said = self.model.chat(self.memory)[0].response_text
+        self.memory += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+        self.rooms.append("den" if said == "left" else "end")
+        return self.rooms[-1] != "end"
+
+    def reward(self, exps):
+        return 1.0
+
+
+hash_of = {"hall": 11, "den": 22}
 
 
 @WORKFLOWS.register_module("up_checked")
@@ -278,12 +351,46 @@ def test_an_auxiliary_model_answers_through_its_client(play):
         assert one.reward >= 1 and one.info["tokens"] == len(one.tokens) - 1
 
 
-def test_steps_are_numbered_and_have_their_rewards(play):
-    rows = play("up_steps")
+@pytest.mark.parametrize("workflow", ["up_steps", "up_async_steps"])
+def test_steps_are_numbered_and_have_their_rewards(play, workflow):
+    rows = play(workflow)
     assert [(one.run, one.turn, one.reward) for one in rows] == [(0, 0, 1.0), (0, 1, 11.0), (1, 0, 1.0), (1, 1, 11.0)]
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         assert second.tokens[: len(first.tokens)].tolist() == first.tokens.tolist()
         assert second.prompt_length > len(first.tokens)
+
+
+def test_a_group_of_its_own_is_stored_and_accounted_for(play, tmp_path):
+    rows = play("up_groups", 3, reward_fn="lengths")
+    own, verdicts = "explorer/1/0", "explorer/1/0/-verdicts"
+    assert [(one.group, one.run) for one in rows] == [(own, 0), (own, 1), (own, 2)] + [(verdicts, i) for i in range(3)]
+    assert [one.reward for one in rows[3:]] == [0.5] * 3
+    outcomes = [Outcome(make_task("up_groups"), rows)]
+    numbers = step_numbers(outcomes)
+    assert numbers["sequences_per_rollout/max"] == 1 and numbers["reward/min"] == 0.5
+    assert eval_numbers("t", outcomes)["eval/t/answers"] == 3
+    layout = JobLayout(tmp_path / "project" / "run").create()
+    drawn = drawn_tasks(outcomes, {verdicts: {"filter": 3}})
+    with ExperienceStore.open(f"sqlite:///{layout.buffer}/explorer_output.db", str(layout.root)) as store:
+        store.put("explorer", 1, {"step": 1}, rows[:3], 1, drawn=drawn)
+    [audit] = audit_runs(layout.root).values()
+    assert audit.clean and (audit.experiences_produced, audit.pending) == (6, 1)
+    assert audit.dropped_by == {"filter": 1}
+
+
+@pytest.mark.parametrize(("args", "paid"), [({}, [0.0, 1.0]), ({"paid": 2.0}, [2.0, 0.0])])
+def test_steps_of_one_reward_keep_their_states_and_rewards_of_their_own(plugin, args, paid):
+    rows = play_scripted(make_task("up_states", repeat_times=1, workflow_args=args), Turns("left", "out"))
+    assert [(one.turn, one.state, one.reward) for one in rows] == [(0, "11", 1.0), (1, "22", 1.0)]
+    assert [one.metrics["step_reward"] for one in rows] == paid
+
+
+def test_a_client_drops_what_was_not_given_and_refuses_what_is_not_followed(play):
+    [one] = play("up_asks", 1, workflow_args={"user": "me", "stream": False, "temperature": 0, "tool_choice": "auto"})
+    assert one.metrics["truncated"] in (0.0, 1.0) and one.temperature == 1.0
+    with pytest.raises(InputError) as error:
+        play("up_asks", 1, workflow_args={"frequency_penalty": 0.5})
+    assert "frequency_penalty" in str(error.value)
 
 
 def test_a_registered_reward_class_scores_native_workflows_too(play):

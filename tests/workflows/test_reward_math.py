@@ -5,7 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, reference
+from trinity_core.workflows.rewards.boxed import math_boxed_reward, math_dapo_reward
+from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, readings, reference
 
 integers = st.integers(-(10**15) + 1, 10**15 - 2) | st.integers(-20, 20)
 written = st.builds(
@@ -29,13 +30,6 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
     response, reference_answer = f"So it is.\n#### {answer}", f"work\n#### {truth}"
     fast = math_fast(response=response, truth=reference_answer)
     assert fast is not None and fast == full(response, reference_answer)
-
-
-@given(number=integers)
-@settings(max_examples=50)
-def test_fast_path_decides_plain_integers(number):
-    assert math_fast(response=f"\\boxed{{{number}}}", truth=f"#### {number}") == {"accuracy": 1.0}
-    assert math_fast(response=f"#### {number + 1}", truth=f"#### {number}") == {"accuracy": 0.0}
 
 
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
@@ -82,56 +76,65 @@ def test_only_a_declared_answer_counts(text, answer):
     assert final_answer(text) == answer
 
 
+RIGHT = {
+    "7": r"""$7 | 7.00 | 7 apples | 2+5 | 7. | 7 dollars | 7 hours. | €7 | US$7 | Rs. 7 | **7** | `7` | ~7
+        The answer is 7 | 7 (eggs) | 7 % | 7 times | 7\text{ times} | 7 times as many | 7 dollars/day | $7/day
+        7~\text{miles per hour} | 7 km/h | 7 m/s | 7 ° | 7 °F | 7 ¢ | 7 cm^2 | 7 m² | 7 points | 7 pairs
+        7 more apples | Jo has a total of 7 eggs at the farmers' market.""",
+    "1000": "1,000 | $1,000. | 1 thousand | 10 hundred dollars | \\textbf{1{,}000} m | 1\\text{ thousand}",
+    "-3": "-3 degrees | –3 | −3 °C | -$3",
+    "24": "2 dozen | 2 dozen eggs | 48 half-hours",
+    "1800": "about 1,800 km | \\approx 1800",
+    "0.5": r"\frac{1}{2} | $\frac12$ | \(\frac{1}{2}\) | 2 quarters | .5 miles",
+}
+WRONG = {
+    "7": r"""7.5 | 17 | -7 | seven | 7 or 8 | 8 or 7 | 8, 7 | 5 6 7 | between 5 and 7 | x - 7 | x \neq 7
+        \pm 7 | 7! | \log 7 | 14 \div 7 | 3 \cdot 7 | 2 \times 7 | (6, 7) | \{6, 7\} | not 7 | isn't 7
+        minus 7 | x 7 | -7 dollars. | 17 dollars | 7 thousand | 7 dozen | 7\text{ dozen} | 7 lakh
+        7\text{ lakh} | 7 万元 | 7 M | 7 and three quarters | 7½ cups | 7 pi | 7 and a half | 7 hundredths
+        zero point 7 | six point 7 | three quarters 7 | twenty 7 | three times 7 | times 7 | less than 7
+        at least 7 | over 7 | 7 or less | 7 or eight | 6 & 7 | 6 @ 7 | 6 → 7 | 6 ## $7$ | 6 \foo 7 | \ne 7""",
+    "10": "8-10 | 2 dozen | 10 half-hours | 10 quarters",
+}
+
+
 @pytest.mark.parametrize(
     "answer, truth, right",
     [
-        ("1,000", "1000", True),
-        ("$18", "18", True),
-        ("18.00", "18", True),
-        ("\\frac{1}{2}", "0.5", True),
-        ("7 apples", "7", True),
-        ("7.5", "7", False),
-        ("17", "7", False),
-        ("-7", "7", False),
-        ("seven", "7", False),
-        ("2+5", "7", True),
-        ("7.", "7", True),
-        ("7 dollars", "7", True),
-        ("7 hours.", "7", True),
-        ("$1,000.", "1000", True),
-        ("€7", "7", True),
-        ("**7**", "7", True),
-        ("The answer is 7", "7", True),
-        ("7 (eggs)", "7", True),
-        ("about 1,800 km", "1800", True),
-        ("-3 degrees", "-3", True),
-        ("7 or 8", "7", False),
-        ("8 or 7", "7", False),
-        ("8, 7", "7", False),
-        ("5 6 7", "7", False),
-        ("between 5 and 7", "7", False),
-        ("x - 7", "7", False),
-        ("x \\neq 7", "7", False),
-        ("\\pm 7", "7", False),
-        ("7!", "7", False),
-        ("\\log 7", "7", False),
-        ("14 \\div 7", "7", False),
-        ("3 \\cdot 7", "7", False),
-        ("2 \\times 7", "7", False),
-        ("(6, 7)", "7", False),
-        ("\\{6, 7\\}", "7", False),
-        ("not 7", "7", False),
-        ("minus 7", "7", False),
-        ("7 thousand", "7", False),
-        ("x 7", "7", False),
-        ("-7 dollars.", "7", False),
-        ("17 dollars", "7", False),
+        (answer.strip(), truth, right)
+        for table, right in ((RIGHT, True), (WRONG, False))
+        for truth, answers in table.items()
+        for answer in re.split(r"\||\n", answers)
     ],
 )
 def test_what_math_verify_decides(answer, truth, right):
     pytest.importorskip("math_verify")
     assert full(f"\\boxed{{{answer}}}", f"#### {truth}") == {"accuracy": float(right)}
     assert full(f"#### {answer}", f"#### {truth}") == {"accuracy": float(right)}
+
+
+@pytest.mark.parametrize(
+    "question, answer, right",
+    [
+        ("How many dozen eggs did she buy?", "7 dozen", True),
+        ("How much, in thousands of dollars, does he pay?", "7 thousand dollars", True),
+        ("How many state quarters are there?", "7\\text{ quarters}", True),
+        ("How many half-gallons of milk?", "7 half-gallons", True),
+        ("She buys two dozen. How many eggs are left?", "7 dozen", False),
+        ("How many dozen eggs did she buy?", "7 thousand", False),
+    ],
+)
+def test_a_multiplier_that_the_question_asks_for_is_a_unit(question, answer, right):
+    pytest.importorskip("math_verify")
+    item = {"prompt": question, "response": f"\\boxed{{{answer}}}", "truth": "7", "task": {}}
+    for reward in (math_reward, math_boxed_reward, math_dapo_reward):
+        assert reward(**item) == {"accuracy": float(right)}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("answer", ["7 " + "a" * 9999 + "!", "7" + "%  " * 3333 + "!", "7" + " ab/" * 3333 + "!"])
+def test_an_endless_unit_is_read_in_linear_time(answer):
+    assert readings(answer, "") == [answer]
 
 
 def test_a_bare_reference_is_the_answer():

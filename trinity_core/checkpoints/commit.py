@@ -15,12 +15,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import (
     CHANGING_FOLDERS,
     clear_errors,
@@ -32,13 +34,18 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.layout import ABANDONED, MANIFEST, JobLayout
+from trinity_core.waits import retry
 
 PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
 """Published weights in this step's folder; they are kept when the full checkpoint replaces the folder."""
 Entry = dict[str, int | str]
 """Of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
+READ_SECONDS = 60.0
+"""For a file to become readable again."""
+MISSING = (FileNotFoundError, NotADirectoryError)
+T = TypeVar("T")
 HASH_THREADS = 4
 """hashlib releases the interpreter lock, so files are hashed in parallel."""
 
@@ -79,38 +86,57 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None 
 
 
 def damage(folder: Path, deep: bool = True) -> str | None:
-    """A description of the damage to the checkpoint in `folder`, or None. `deep` compares contents, not only sizes.
+    """Why the checkpoint in `folder` must not be used, or None. `deep` compares contents, not only sizes.
 
-    Files that the manifest does not list (a converted model, published weights) are ignored.
+    Files that the manifest does not list (a converted model, published weights) are ignored. Raises TransientFault if a
+    file stays unreadable, which says nothing of the checkpoint.
     """
+    if _when_readable(folder / ABANDONED, Path.exists):
+        return "the run went back to an earlier one and went on from there"
     try:
-        files: dict[str, dict[str, str | int]] = json.loads((folder / MANIFEST).read_text())["files"]
+        files: dict[str, dict[str, str | int]] = json.loads(_when_readable(folder / MANIFEST, Path.read_text))["files"]
         listed = [(folder / name, int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()]
-    except FileNotFoundError:
+    except MISSING:
         return f"it has no {MANIFEST}: it was never finished"
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its {MANIFEST} cannot be read ({error!r})"
-    for path, size, _ in listed:
-        try:
-            found = path.stat().st_size
-        except OSError:
-            return f"{path.relative_to(folder)} is missing"
-        if found != size:
-            return f"{path.relative_to(folder)} has {found} bytes instead of {size}"
-    return _changed(folder, listed) if deep else None
-
-
-def _changed(folder: Path, listed: Iterable[tuple[Path, int, str]]) -> str | None:
-    entries = list(listed)
     try:
-        with ThreadPoolExecutor(HASH_THREADS) as pool:
-            digests = list(pool.map(lambda entry: digest(entry[0]), entries))
-    except OSError as error:
-        return f"a file cannot be read ({error})"
-    for (path, _, expected), found in zip(entries, digests, strict=True):
+        for path, size, _ in listed:
+            found = _when_readable(path, Path.stat).st_size
+            if found != size:
+                return f"{path.relative_to(folder)} has {found} bytes instead of {size}"
+        return _changed(folder, listed) if deep else None
+    except MISSING as error:
+        return f"a file is missing: {error.filename}"
+
+
+def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | None:
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        digests = list(pool.map(lambda entry: _when_readable(entry[0], digest), listed))
+    for (path, _, expected), found in zip(listed, digests, strict=True):
         if found != expected:
             return f"{path.relative_to(folder)} has changed since it was written"
     return None
+
+
+def _when_readable(path: Path, read: Callable[[Path], T]) -> T:
+    """`read(path)`. A file that cannot be read may be whole: its disk or server is away.
+
+    Raises one of `MISSING`, or TransientFault after `READ_SECONDS`.
+    """
+
+    def is_away(error: Exception) -> bool:
+        return isinstance(error, OSError) and not isinstance(error, MISSING)
+
+    try:
+        return retry(partial(read, path), is_away, READ_SECONDS, pause=1.0, notice=f"{path} cannot be read")
+    except MISSING:
+        raise
+    except OSError as error:
+        raise TransientFault(
+            f"{path} cannot be read ({error}), so nobody knows whether its checkpoint is whole. Make it readable; to "
+            "resume from the checkpoint before it, remove its checkpoint's folder"
+        ) from error
 
 
 def begin(layout: JobLayout, step: int) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity_core.checkpoints.commit import damage
 from trinity_core.files import write_atomically, write_json
-from trinity_core.layout import JobLayout, as_layout
+from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, as_layout
 from trinity_core.runlock import one_at_a_time
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ CLAIM = ".begun_by"
 def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
     """The newest step whose checkpoint is whole by content; None without one.
 
-    A damaged checkpoint is left in place with a warning, and the previous one is used. The file
+    A damaged checkpoint is left in place with a warning, and the previous one is used (see `abandon_after`). Raises
+    TransientFault if a file of it stays unreadable. The file
     `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
     """
     layout = as_layout(job_dir)
@@ -37,6 +38,20 @@ def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
     return None
 
 
+def abandon_after(job_dir: JobLayout | Path | str, step: int) -> None:
+    """Mark the checkpoints after `step` as abandoned: the run goes back to `step` because they are damaged.
+
+    Call it before anything else is rewound. A file that was missing may come back, and its weights must not meet the
+    batches that were drawn since.
+    """
+    layout = as_layout(job_dir)
+    for later in layout.steps():
+        mark = layout.step(later) / ABANDONED
+        if later > step and _is_meant_as_checkpoint(layout, later) and not mark.exists():
+            write_atomically(mark, f"The run went back to step {step} and goes on from there.\n".encode())
+            log.warning("the checkpoint %s is abandoned: the run goes on from step %d", mark.parent, step)
+
+
 def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:
     """Steps with a whole checkpoint, ascending; sizes are compared, contents are not."""
     layout = as_layout(job_dir)
@@ -45,7 +60,7 @@ def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:
 
 def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
     """True if the folder holds more than published weights."""
-    return any(layout.actor(step).glob("*_world_size_*")) or (layout.step(step) / "manifest.json").exists()
+    return any(layout.actor(step).glob("*_world_size_*")) or (layout.step(step) / MANIFEST).exists()
 
 
 def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.data.experience import STEP_REWARD
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.errors import TrinityError
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
@@ -17,7 +18,7 @@ from trinity_core.workflows.rollout_model import Completion
 
 @dataclass
 class EID:
-    """Where an experience belongs: a workflow sets `run` and `step`."""
+    """Where an experience belongs: a workflow sets `run` and `step`, and `task` for a group beside the task's own."""
 
     batch: int | str = ""
     task: int | str = ""
@@ -94,7 +95,11 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
     result.metrics |= one.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
     result.token_rewards = _array(one.token_level_reward, np.float32)
     result.teacher_logprobs = _array(one.teacher_logprobs, np.float32)
-    result.run, result.turn = one.eid.run, one.eid.step
+    result.run, result.turn, result.group = one.eid.run, one.eid.step, str(one.eid.task)
+    if (state := one.info.get("env_state_hash")) is not None:
+        result.state = str(state)
+    if STEP_REWARD in one.info:
+        result.metrics[STEP_REWARD] = one.info[STEP_REWARD]
     return result
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,12 @@ from trinity_core.workflows.trajectory import Trajectory
 
 Messages = Sequence[Mapping[str, Any]]
 Key = tuple[str, ...]
-NO_SAMPLING = ("logprobs", "seed")
-"""Arguments that change nothing: log-probs are always recorded, and seeds come from the run's."""
+NO_SAMPLING = (
+    "logprobs", "top_logprobs", "seed", "model", "user", "timeout", "tool_choice", "parallel_tool_calls", "extra_body",
+    "extra_headers",
+)  # fmt: skip
+"""Arguments that change nothing: log-probs are always recorded, seeds come from the run's, and the policy calls tools
+as it likes."""
 
 
 def _both(work: Callable[..., Coroutine[Any, Any, Any]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -71,13 +76,13 @@ class ModelWrapper:
             self.history.clear()
         return taken
 
-    def get_openai_client(self) -> Client:
-        """A blocking client."""
-        return Client(self)
+    def get_openai_client(self) -> Any:
+        """A blocking client, with `chat.completions.create` alone, without HTTP."""
+        return _client(self, self.create)
 
-    def get_openai_async_client(self) -> Client:
-        """An asynchronous client."""
-        return Client(self, is_async=True)
+    def get_openai_async_client(self) -> Any:
+        """The same, asynchronous."""
+        return _client(self, self.create_async)
 
     async def get_message_token_len(self, messages: Messages) -> int:
         """Tokens of a conversation, up to the start of its next answer."""
@@ -105,6 +110,25 @@ class ModelWrapper:
             for message in (self.model.message(answer, tools), {"role": "assistant", "content": answer.text}):
                 self._known[_key([*conversation, message], tools)] = branch, answer
         return [self._answered(answer, conversation) for answer in answers]
+
+    async def _create(self, *, messages: Any, **options: Any) -> Any:
+        """An `openai.types.chat.ChatCompletion`, recorded as answers of `chat`."""
+        from openai.types.chat import ChatCompletion
+
+        conversation = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
+        named = {
+            name.replace("_completion", ""): value
+            for name, value in options.items()
+            if value is not None and value is not False and type(value).__name__ not in ("NotGiven", "Omit")
+        }
+        answers: list[Any] = await self._chat(conversation, **named)
+        choices = []
+        for index, one in enumerate(answers):
+            message = self.model.message(one.answer, named.get("tools"))
+            reason = "length" if one.recorded.truncated else "tool_calls" if message.get("tool_calls") else "stop"
+            choices.append({"index": index, "finish_reason": reason, "message": message, "logprobs": None})
+        values = {"id": "chatcmpl", "object": "chat.completion", "created": 0, "model": self.model_path}
+        return ChatCompletion.model_validate({**values, "choices": choices})
 
     async def _generate(self, prompts: Sequence[str], n: int = 1, **options: Any) -> list[Experience]:
         """`n` continuations of each text."""
@@ -143,6 +167,7 @@ class ModelWrapper:
         return self._kept(recorded, messages, None, cut)
 
     chat, chat_async = _both(_chat)
+    create, create_async = _both(_create)
     generate, generate_async = _both(_generate)
     logprobs, logprobs_async = _both(_logprobs)
     convert_messages_to_experience, convert_messages_to_experience_async = _both(_convert)
@@ -194,58 +219,12 @@ class ModelWrapper:
         )
 
 
+def _client(model: ModelWrapper, create: Callable[..., Any]) -> Any:
+    return SimpleNamespace(
+        chat=SimpleNamespace(completions=SimpleNamespace(create=create)), model_path=model.model_path
+    )
+
+
 def _key(messages: Messages, tools: Any) -> Key:
     """The tools, then each message, however it is spelled."""
     return (json.dumps(tools or [], sort_keys=True, default=str), *map(canonical, messages))
-
-
-SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "tools")
-IGNORED = (
-    "model", "logprobs", "top_logprobs", "seed", "user", "timeout", "tool_choice", "parallel_tool_calls",
-    "extra_body", "extra_headers",
-)  # fmt: skip
-"""Arguments of `Client.create` that change nothing: the policy calls tools as it likes."""
-
-
-@dataclass
-class Client:
-    """What `get_openai_client` gives: `chat.completions.create` alone, on a model, without HTTP."""
-
-    model: ModelWrapper
-    is_async: bool = False
-    chat = completions = property(lambda self: self)
-    model_path = property(lambda self: self.model.model_path)
-
-    def create(self, *, messages: Any, **options: Any) -> Any:
-        """An `openai.types.chat.ChatCompletion`, which an asynchronous client awaits; recorded as answers of `chat`.
-
-        Raises TrinityError for an argument that is not followed.
-        """
-        absent: tuple[Any, ...] = (None, False, [], {})
-        named = {
-            name: value
-            for name, value in options.items()
-            if name == "temperature" or (value not in absent and type(value).__name__ not in ("NotGiven", "Omit"))
-        }
-        if unknown := [name for name in named if name not in SAMPLING + IGNORED]:
-            raise TrinityError(f"the client that a Trinity-RFT workflow gets here does not take {', '.join(unknown)}")
-        asked = {name.replace("_completion", ""): value for name, value in named.items() if name in SAMPLING}
-        asked["messages"] = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
-        if not self.is_async:
-            return self._completion(self.model.chat(**asked), asked.get("tools"))
-
-        async def awaited() -> Any:
-            return self._completion(await self.model.chat_async(**asked), asked.get("tools"))
-
-        return awaited()
-
-    def _completion(self, answers: list[Any], tools: Any) -> Any:
-        from openai.types.chat import ChatCompletion
-
-        choices = []
-        for index, one in enumerate(answers):
-            message = self.model.model.message(one.answer, tools)
-            reason = "length" if one.recorded.truncated else "tool_calls" if message.get("tool_calls") else "stop"
-            choices.append({"index": index, "finish_reason": reason, "message": message, "logprobs": None})
-        values = {"id": "chatcmpl", "object": "chat.completion", "created": 0, "model": self.model_path}
-        return ChatCompletion.model_validate({**values, "choices": choices})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 from trinity_core.compat.experience import Experience, as_recorded
 from trinity_core.compat.model import ModelWrapper
 from trinity_core.compat.rewards import SCORING, RewardClass, reward_class
+from trinity_core.data.experience import STEP_REWARD
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.data.task import Task as OurTask
 from trinity_core.errors import TrinityError
@@ -210,7 +212,6 @@ class StepWiseRewardWorkflow(Workflow):
     `step(step_num)` says whether another step follows; `reward(exps, step_num)` is the step's reward.
     """
 
-    is_async = True
     max_step_num: Any = None
     each_step: ClassVar[bool] = True
     """Whether each step has a reward of its own."""
@@ -229,6 +230,10 @@ class StepWiseRewardWorkflow(Workflow):
         """The reward; by default `reward`."""
         return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
 
+    def run(self) -> list[Experience]:
+        """See `run_async`."""
+        return asyncio.run(self.run_async())
+
     async def run_async(self) -> list[Experience]:
         """The answers of all steps, numbered by step."""
         taken: list[Experience] = []
@@ -245,6 +250,7 @@ class StepWiseRewardWorkflow(Workflow):
             reward = await self.reward_async(taken)
             for one in taken:
                 one.reward = reward
+                one.info[STEP_REWARD] = 0.0 if one is not taken[-1] or math.isnan(reward) else reward
                 one.metrics["actual_env_steps"] = float(step + 1)
         return taken
 
@@ -255,7 +261,16 @@ class RewardPropagationWorkflow(StepWiseRewardWorkflow):
     each_step = False
 
 
-AsyncStepWiseRewardWorkflow, AsyncRewardPropagationWorkflow = StepWiseRewardWorkflow, RewardPropagationWorkflow
+class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
+    """The same, asynchronous."""
+
+    is_async = True
+
+
+class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
+    """The same, asynchronous."""
+
+    is_async = True
 
 
 class PlayedWorkflow(OurWorkflow):
@@ -293,8 +308,6 @@ class PlayedWorkflow(OurWorkflow):
             flow.set_repeat_times(self.task.repeat_times, 0)
         experiences = asyncio.run(flow.run_async()) if flow.asynchronous else flow.run()
         results = [as_recorded(one, flow.model.sampled) for one in experiences]
-        if other := {str(one.eid.task) for one in experiences} - {"", self.task.group}:
-            raise TrinityError(f"workflow '{self.task.workflow}' makes groups of its own: eid.task is {sorted(other)}")
         for one in results:
             one.run = one.run if flow.repeatable else run
         return results

@@ -17,6 +17,10 @@ from trinity_core.errors import DataError
 Json = Any
 
 
+STEP_REWARD = "step_reward"
+"""The metric that holds a turn's own reward where `reward` is that of its whole run; `gigpo` adds up the turns' own."""
+
+
 @dataclass(slots=True, eq=False)
 class Experience:
     """A prompt of P tokens, then T tokens: the policy's actions, tool output between them, an expert's answer.
@@ -40,7 +44,8 @@ class Experience:
     token_rewards: np.ndarray | None = None
     """float32 [T]: per-token rewards, if the workflow gives any; they add to `reward`."""
     group: str = ""
-    """Rollouts of one task in one explore step (and a DPO pair) share a group; groups are never split over batches."""
+    """Rollouts of one task in one explore step (and a DPO pair) share a group, unless the workflow makes several;
+    groups are never split over batches."""
     run: int = 0
     """The repeat within its group. In a DPO pair 0 is the chosen and 1 the rejected answer."""
     turn: int = 0

@@ -43,7 +43,8 @@ class Task:
     location: str = ""
     """File and line of the row, for messages."""
     group: str = ""
-    """Unique in a run: the explorer, its step and the task's slot in the step. All its experiences carry it."""
+    """Unique in a run: the explorer, its step and the task's slot in the step. Its experiences carry it, or a group
+    below it that the workflow gave them (`<group>/<name>`)."""
     repeat_of: str = ""
     """The group of the task whose repeats were made tasks of their own, where this is one of them."""
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.data.rejected import RejectedRows
@@ -22,7 +22,7 @@ from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experien
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
-from trinity_core.rollout.step_source import StepSource, sample_step
+from trinity_core.rollout.step_source import StepSource, loading_meanwhile, sample_step
 from trinity_core.rollout.trainer_watch import (
     AdmissionWait,
     GpuTurn,
@@ -50,7 +50,6 @@ PULL_ATTEMPTS = 3
 LINEAGE = "lineage"
 METRICS = "metrics"
 """Keys of a stored position."""
-T = TypeVar("T")
 
 
 class Explorer:
@@ -299,7 +298,7 @@ class Explorer:
             every = explorer.eval_interval
             due = bool(every) and version // every > self._evaluated // every
         if due:
-            await self._evaluate(version)
+            await self._evaluate(version, self._lineage)
 
     async def generate_and_score(self, step: int) -> StepRollouts:
         """Run the workflows of a step, which generate answers and score them; then the experience operators.
@@ -420,8 +419,12 @@ class Explorer:
         return self._stopping
 
     def _holds_start(self, version: int) -> bool:
-        """Whether the engines have had `version` from the start, so that no trainer need be waited for."""
-        return version == 0 and self._untouched and not self.weights.has(0)
+        """Whether the engines have had `version` from the start, so that no trainer need be waited for.
+
+        Not if there is a checkpoint: the trainer goes on from its weights, and publishes them when it is back.
+        """
+        is_at_start = version == 0 and self._untouched and not self.weights.has(0)
+        return is_at_start and not self._open.store.trainer().committed
 
     @property
     def _watch(self) -> TrainerWatch:
@@ -447,7 +450,8 @@ class Explorer:
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 
-    async def _evaluate(self, version: int) -> dict[str, float]:
+    async def _evaluate(self, version: int, lineage: int | None = None) -> dict[str, float]:
+        """Raises `LineageChanged`, and writes no score, if the trainer is no longer in that `lineage` (None: any)."""
         self._state = f"evaluating version {version}"
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
@@ -473,6 +477,8 @@ class Explorer:
             )
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
         metrics = MetricsFile(self.config.job_dir, "eval")
+        if lineage is not None and await asyncio.to_thread(resources.store.lineage) != lineage:
+            raise LineageChanged(f"the trainer went back while version {version} was evaluated")
         await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
         self._evaluated = version
         return numbers
@@ -481,17 +487,3 @@ class Explorer:
         steps = self._resources.steps if self._resources else None
         total = steps.total_steps if steps else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
-
-
-async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
-    """The result of `work`, during which `load_newest` is called again and again; the last call ends before this does.
-
-    Raises what either raises. If a load fails, `work` is cancelled.
-    """
-    working = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({working}, timeout=0.05))[0]:
-            await load_newest()
-        return working.result()
-    finally:
-        working.cancel()

@@ -133,7 +133,7 @@ def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
             given = None if _is_unanswered(outcome) else 0.0
             tasks[outcome.task.index] += [given] * outcome.task.repeat_times
         else:
-            tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.experiences)]
+            tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
     return list(tasks.values())
 
 
@@ -190,7 +190,7 @@ def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
 
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
     """The share of those groups in which at least two rollouts were judged."""
-    groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.experiences))) > 1]
+    groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.of_task))) > 1]
     return sum(len(set(rewards)) == 1 for rewards in groups) / len(groups) if groups else 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -112,25 +113,35 @@ def _spread(experiences: list[Experience], count: int) -> list[Experience]:
 
 
 def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, int]]) -> list[DrawnTask]:
-    """The entries of a step's tasks, in order. `dropped`: group -> operator -> experiences it dropped."""
+    """The entries of a step's tasks, in order: one for each of a task's groups.
+
+    `dropped`: group -> operator -> experiences it dropped.
+    """
     return [
         DrawnTask(
-            group=outcome.task.group,
+            group=group,
             task=f"{outcome.task.taskset}/{outcome.task.index}",
-            produced=len(outcome.experiences),
+            produced=produced,
             tries=outcome.retries + 1,
-            dropped=dropped.get(outcome.task.group, {}),
-            failure=_failure(outcome),
+            dropped=dropped.get(group, {}),
+            failure=_failure(outcome, produced),
         )
         for outcome in outcomes
+        for group, produced in _produced(outcome).items()
     ]
 
 
-def _failure(outcome: Outcome) -> str | None:
-    """Why a task has no experience; None if it has some."""
+def _produced(outcome: Outcome) -> dict[str, int]:
+    """The experiences in the task's own group, and in those below it."""
+    further = Counter(one.group for one in outcome.experiences if one.group in outcome.further_groups)
+    return {outcome.task.group: len(outcome.of_task), **further}
+
+
+def _failure(outcome: Outcome, produced: int) -> str | None:
+    """Why a group of a task has no experience; None if it has some."""
     if outcome.failed:
         return " ".join(cause(outcome.error).split())[:LONGEST_CAUSE]
-    return None if outcome.experiences else "its workflow returned no experience"
+    return None if produced else "its workflow returned no experience"
 
 
 class OperatorInput:

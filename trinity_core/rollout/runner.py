@@ -62,6 +62,17 @@ class Outcome:
         """Whether every attempt failed."""
         return self.error is not None
 
+    @property
+    def further_groups(self) -> set[str]:
+        """The groups below the task's that its workflow made."""
+        return {one.group for one in self.experiences if one.group.startswith(f"{self.task.group}/")}
+
+    @property
+    def of_task(self) -> list[Experience]:
+        """The experiences of the task's own group."""
+        further = self.further_groups
+        return [one for one in self.experiences if one.group not in further]
+
 
 @dataclass(slots=True)
 class EvaluationProgress:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.joined import JoinedInputs
@@ -41,6 +41,7 @@ SERVED = "served"
 """The task set of users' sessions in the ledger."""
 OPERATOR_SECONDS = 3600.0
 """For the operators of a step. A model as a judge may be among them."""
+T = TypeVar("T")
 
 
 class StepSource(Protocol):
@@ -133,7 +134,7 @@ class TaskSteps:
         """See `StepSource`. The schedule sees scores as the workflows gave them, before any operator."""
         outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
-            self.schedule.observe(outcome.task, scores_of(outcome.experiences))
+            self.schedule.observe(outcome.task, scores_of(outcome.of_task))
             columns = self.joined.columns(outcome.task.raw)
             for experience in outcome.experiences:
                 experience.info |= columns
@@ -284,7 +285,7 @@ async def sample_step(
     timer = BusyTimer()
     with timer:
         experiences, dropped = await run_operators(operators, outcomes, failures.rejected_rows)
-    missing = wanted - _groups(experiences)
+    missing = wanted - _groups(experiences, outcomes)
     for _ in range(rounds):
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
@@ -293,7 +294,7 @@ async def sample_step(
         with timer:
             kept, by_operator = await run_operators(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
-        missing = wanted - _groups(experiences)
+        missing = wanted - _groups(experiences, outcomes)
     if rounds and missing > 0:
         log.warning(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
@@ -302,9 +303,10 @@ async def sample_step(
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
-def _groups(experiences: list[Experience]) -> int:
-    """Groups of which there is something to train on."""
-    return len({one.group for one in experiences if one.action_mask.any()})
+def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
+    """Groups of which there is something to train on, without those below a task's own."""
+    further = {group for outcome in outcomes for group in outcome.further_groups}
+    return len({one.group for one in experiences if one.action_mask.any()} - further)
 
 
 async def run_operators(
@@ -333,3 +335,17 @@ async def run_operators(
     ]
     rejected_rows.append("experience_operators", rows)
     return left
+
+
+async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
+    """The result of `work`, during which `load_newest` is called again and again; the last call ends before this does.
+
+    Raises what either raises. If a load fails, `work` is cancelled.
+    """
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=0.05))[0]:
+            await load_newest()
+        return working.result()
+    finally:
+        working.cancel()

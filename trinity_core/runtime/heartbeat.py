@@ -96,10 +96,15 @@ class StartupPresence:
             log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
 
 
-def withdraw(config: Config, error: BaseException) -> None:
-    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows."""
+def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
+    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows.
+
+    Nor for the trainer, if that is one of the run's `components`.
+    """
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return
     with open_run_store(config) as store:
         store.leave(config.explorer.name)
+        if "train" in components:
+            store.expect_trainer(False)
     log.info("explorer %s has left the run", config.explorer.name)

@@ -52,9 +52,10 @@ def open_attempt(stage: Stage) -> RunAttempt:
 
 
 def _withdraw_explorer(stage: Stage, error: BaseException | None) -> None:
-    if error is not None and "explore" in components_of(stage.config, stage.placement):
+    components = components_of(stage.config, stage.placement)
+    if error is not None and "explore" in components:
         with first_error_stays(succeeded=False):
-            withdraw(stage.config, error)
+            withdraw(stage.config, error, components)
 
 
 class RunAttempt:

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.checkpoints.beginning import begin_from, other_beginning, refuse_other_model
-from trinity_core.checkpoints.resume import fresh_folder, latest_whole, newest_run, update_meta
+from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
@@ -290,6 +290,7 @@ def resume_step(config: Config, components: set[str]) -> int:
         store.expect(config.explorer.name)
         if "train" in components:
             store.expect_trainer()
+            abandon_after(config.job_dir, step)
             run_versions(config).rewind(step)
             store.rewind(step)
             rewind(config.job_dir, step, store.explorer_steps)

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, insert, select, update
+from sqlalchemy import Connection, and_, case, delete, func, insert, select, update
 
 from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables, in_queue, kept
 
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
+ANNOUNCED = "announced"
+"""Role of a row with the steps of an explorer that waits for a trainer with more steps than the one that finished."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
 
@@ -72,40 +74,48 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
     """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
-    they are waited for until they say again that they have finished."""
+    they are waited for until they say again that they have finished. Announced steps count from now on."""
     before = trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
     if before is not None and before < total:
         connection.execute(update(t.explorers).values(finished=False))
+    if not trainer_state(connection, t).finished:
+        p = t.presence
+        for row in connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED)).all():
+            note(connection, t, EXPLORER, row.name, total=row.total)
+        connection.execute(delete(p).where(p.c.role == ANNOUNCED))
 
 
 def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
     """An explorer of `total` steps begins (None: it ends with the trainer). True if nobody will train on what it makes.
 
     That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
-    trainer with more steps is expected too.
+    trainer with more steps is expected too, and until it begins these steps are only announced.
     """
     p = t.presence.c
     before = connection.execute(select(p.total).where(p.role == EXPLORER, p.name == name)).scalar()
+    connection.execute(delete(t.presence).where(p.role == ANNOUNCED, p.name == name))
     if not trainer_state(connection, t).finished:
         note(connection, t, EXPLORER, name, total=total, seen=now, left=False)
         return False
     note(connection, t, EXPLORER, name, seen=now, left=False)
-    return before is None or total is None or total <= before
+    if before is None or total is None or total <= before:
+        return True
+    note(connection, t, ANNOUNCED, name, total=total)
+    return False
 
 
 def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
     """What is known of each explorer, by its name; see `Stats.explorers`."""
     s, p = t.steps.c, t.presence.c
-    with_rows = func.max(case((s.rows > 0, s.step), else_=0))
-    steps = {
-        row[0]: row for row in connection.execute(select(s.explorer, func.max(s.step), with_rows).group_by(s.explorer))
-    }
+    # Each is one look at the end of an explorer's steps: a run may have 100,000 of them, each with its position.
+    last = select(s.step).where(s.explorer == t.explorers.c.name).order_by(s.step.desc()).limit(1)
+    ends = select(t.explorers, last.scalar_subquery(), last.where(s.rows > 0).scalar_subquery())
     noted = select(p.name, p.total, p.seen, p.left).where(p.role == EXPLORER)
     members = {row.name: row for row in connection.execute(noted)}
     known: dict[str, dict[str, Any]] = {}
-    for explorer in connection.execute(select(t.explorers)):
-        _, step, full = steps.get(explorer.name, ("", 0, 0))
+    for explorer in connection.execute(ends):
+        step, full = (number or 0 for number in explorer[-2:])
         member = members.get(explorer.name)
         known[explorer.name] = {
             "step": step,
@@ -150,6 +160,11 @@ def untrained_rows(connection: Connection, t: Tables, explorer: str | None = Non
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
 
 
+def is_lost(seen: float | None, now: float) -> bool:
+    """True if nothing was seen of late. A time far ahead is from before the clock was set back."""
+    return seen is None or abs(now - seen) >= LOST_SECONDS
+
+
 def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, int], now: float) -> bool:
     """True if explorers are at work, and each has put steps since `before` (name -> step), the last ones without a row.
 
@@ -157,7 +172,7 @@ def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, 
     """
     working = {name: each for name, each in known.items() if not each["finished"] and not each["left"]}
     return bool(working) and all(
-        each["empty_steps"] and each["step"] > before.get(name, 0) and (each["seen"] or 0.0) > now - LOST_SECONDS
+        each["empty_steps"] and each["step"] > before.get(name, 0) and not is_lost(each["seen"], now)
         for name, each in working.items()
     )
 
@@ -219,7 +234,8 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, n
 def lost_explorers(connection: Connection, t: Tables, now: float) -> set[str]:
     """Explorers that have been seen, but not of late."""
     p = t.presence.c
-    return set(connection.scalars(select(p.name).where(and_(p.role == EXPLORER, p.seen <= now - LOST_SECONDS))))
+    seen = connection.execute(select(p.name, p.seen).where(p.role == EXPLORER, p.seen.is_not(None)))
+    return {row.name for row in seen if is_lost(row.seen, now)}
 
 
 @dataclass(frozen=True)

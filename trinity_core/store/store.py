@@ -243,11 +243,14 @@ class ExperienceStore:
     # ---- trainer ----
 
     @waits_for_room
-    def expect_trainer(self) -> None:
-        """Record that the trainer will be started again: it does not count as finished before it has begun."""
+    def expect_trainer(self, expected: bool = True) -> None:
+        """Record that the trainer will be started again: it does not count as finished before it has begun.
+
+        False: it will not, because that start has failed.
+        """
         p = self._tables.presence
         with self._database.write() as connection:
-            connection.execute(update(p).where(p.c.role == TRAINER).values(expected=True))
+            connection.execute(update(p).where(p.c.role == TRAINER).values(expected=expected))
 
     @waits_for_room
     def end(self, trainer: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
 from trinity_core.checkpoints.commit import Entry, begin, commit
-from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
+from trinity_core.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
 from trinity_core.errors import TrinityError
@@ -89,9 +89,11 @@ class Savepoints:
             log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
             return whole
 
-    def latest(self) -> int:
-        """Step of the newest whole checkpoint, 0 without one; the same on every rank."""
+    def return_to_latest(self) -> int:
+        """Step of the newest whole checkpoint, 0 without one; the same on every rank. Later ones are abandoned."""
         found = latest_whole(self.layout) or 0 if self.ranks.first else 0
+        if self.ranks.first:
+            abandon_after(self.layout, found)
         return int(broadcast_bytes(str(found).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:

@@ -26,14 +26,14 @@ from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.presence import (
-    LOST_SECONDS,
     SEEN_SECONDS,
     TRAINER,
     Contribution,
     Stats,
     all_is_dropped,
     describe_explorers,
-)  # fmt: skip
+    is_lost,
+)
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
@@ -370,7 +370,7 @@ def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
         each
         for each in stats.explorers.values()
         if not each["finished"] and not each["left"] and each["waiting"] is None
-        if each["seen"] is not None and each["seen"] > stats.now - LOST_SECONDS
+        if not is_lost(each["seen"], stats.now)
     ]
     return bool(at_work) and not all_is_dropped(stats.explorers, before, stats.now)
 

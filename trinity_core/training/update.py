@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trinity_core.algorithms import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
-from trinity_core.data.experience import Experience, rollouts_of
+from trinity_core.data.experience import STEP_REWARD, Experience, rollouts_of
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
@@ -132,10 +132,14 @@ def prepare(
         last = (batch.mask * torch.arange(1, batch.width + 1, device=batch.mask.device)).argmax(-1, keepdim=True)
         alone = torch.tensor([e.reward or 0.0 for e in rows], device=batch.mask.device)
         token_rewards.scatter_add_(1, last, alone[:, None])
+    rewards = batch.rewards
+    if "states" in objective.advantage_inputs:  # which adds up the rewards of turns
+        pairs = zip(rows, rewards.tolist(), strict=True)
+        rewards = rewards.new_tensor([e.metrics.get(STEP_REWARD, reward) for e, reward in pairs])
     result = objective.advantages(
         batch.mask,
         batch.excluded,
-        rewards=batch.rewards,
+        rewards=rewards,
         group_ids=batch.groups,
         rollout_ids=rollouts_of(rows),
         run_ids=[f"{e.group}/{e.run}" for e in rows],

@@ -141,7 +141,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
         update_meta(JobLayout(config.job_dir).trainer_meta, algorithm=algorithm, tokenizer=model_path)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
     publisher = None if config.is_supervised else _open_publisher(config, learner, source, stopping)
-    step = savepoints.latest()
+    step = savepoints.return_to_latest()
     if step:
         savepoints.load(learner, step)
         if ranks.first:

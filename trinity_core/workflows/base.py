@@ -83,6 +83,7 @@ async def run_workflow(
 ) -> list[Experience]:
     """Run the task's workflow, give its experiences their group and task, and exclude those that were not judged.
 
+    Experiences to which the workflow gave another group than the task's form a group of that name below the task's.
     A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError if the workflow does not
     exist, returns something other than experiences, or rewards that are not finite numbers; NothingReturned if it
     returns none. Exceptions of the workflow are not caught.
@@ -100,7 +101,9 @@ async def run_workflow(
     unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)
     for number, one in enumerate(experiences):
         _plain_numbers(one, task.workflow)
-        one.group, one.task_index = task.group, task.index
+        if one.group not in ("", task.group):
+            one.group = f"{task.group}/{one.group.removeprefix(task.group)}"
+        one.group, one.task_index = one.group or task.group, task.index
         one.info = {**one.info, "taskset": task.taskset}
         if unnumbered:
             one.run = number
@@ -113,7 +116,7 @@ async def run_workflow(
 
 def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
     """Log a warning if there are fewer rollouts than `task.repeat_times`; expert data is of none."""
-    turns = [(one.run, one.turn) for one in experiences if not one.is_expert]
+    turns = [(one.run, one.turn) for one in experiences if not one.is_expert and one.group == task.group]
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
     if rollouts < task.repeat_times:

@@ -38,9 +38,9 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
 
 def runs_of(experiences: Sequence[Experience]) -> list[list[Experience]]:
     """The turns of each run in order. Experiences that share both run and turn stand alone."""
-    by_run: dict[int, list[Experience]] = defaultdict(list)
+    by_run: dict[tuple[str, int], list[Experience]] = defaultdict(list)
     for one in experiences:
-        by_run[one.run].append(one)
+        by_run[one.group, one.run].append(one)
     runs: list[list[Experience]] = []
     for members in by_run.values():
         numbered = len({one.turn for one in members}) == len(members)

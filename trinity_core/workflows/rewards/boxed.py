@@ -68,7 +68,7 @@ def math_boxed_reward(
     `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
     """
     answer, gold = boxed_answer(response), boxed_reference(truth)
-    return _with_format(answer is not None and same(answer, gold), response, with_think, format_score_coef)
+    return _with_format(answer is not None and same(answer, gold, prompt), response, with_think, format_score_coef)
 
 
 def boxed_fast(
@@ -107,7 +107,7 @@ def math_dapo_reward(
     With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
     """
     answer, gold = stated_answer(response), boxed_reference(truth)
-    right = answer is not None and same(answer, gold)
+    right = answer is not None and same(answer, gold, prompt)
     parts = {"accuracy": float(right)}
     if wrong_score:
         parts["wrong_score"] = 0.0 if right else wrong_score

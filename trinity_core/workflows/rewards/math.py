@@ -8,7 +8,7 @@ later. A number that merely occurs is no answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,29 @@ from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
-_OPEN, _CLOSE = "<answer>", "</answer>"
-_THINK = "<think>"
+_OPEN, _CLOSE, _THINK = "<answer>", "</answer>", "<think>"
 _FROM_THOUGHT_TO_ANSWER = re.compile(r"</think>\s*<answer>")
 _BOX = "\\boxed{"
-_MARKS = re.compile(r"\*\*|__|[$€£¥]")
-_WORD = r"[^\W\d_]{2,}"
-_SENTENCE = re.compile(rf"(?:{_WORD}[:,]?\s+)*([-+]?\d[\d,]*(?:\.\d+)?)(?:\s*\(?{_WORD}\)?[,.]?)*\.?")
-_MEANING = re.compile(
-    r"\b(not?|minus|negative|plus|times|log|ln|exp|sin|cos|tan|sqrt|half|twice|double|mod|squared|cubed|dozens?|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?)\b",
-    re.IGNORECASE,
+_TEXT = re.compile(r"\\(?:text|math)(?:rm|bf|it|normal)?\s*\{([^{}]*)\}")
+_WRAPPING = re.compile(r"(?:\bUS)?\\?\$|[€£¥₹]|(?<!\\)\\[()\[\]]")
+_MARKS = re.compile(r"\*\*|__|`|\\approx|\\[,!;:]|\\(?=[% ])")
+_LETTER = "[^\\W\\d_²³½¼¾⅓⅔半一二三四五六七八九十百千万亿萬億]"
+_WORD = rf"(?:{_LETTER}(?:['’-]?{_LETTER})+['’]?(?!{_LETTER})|\b[ai](?=\s+{_LETTER}))"
+_SCALES = {"half": 0.5, "quarter": 0.25, "dozen": 12, "hundred": 100, "thousand": 1000, "million": 1e6, "billion": 1e9}
+_SENTENCE = re.compile(
+    rf"(?i)((?:{_WORD}[\s:=,.]+|[=≈(]\s*)*+)"
+    r"([-+−–]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+))"
+    rf"(?:\s*({'|'.join(_SCALES)})s?\b-?)?"
+    rf"((?:[\s(]*(?:/?{_WORD}|(?-i:[mg])(?!{_LETTER})|[°¢%](?:\s?[CF]\b)?)(?:\^?\{{?[23²³]\}}?)?(?:/[a-z]\b)?[),.:]*)*+\.?)"
 )
-"""Words that make another number of the one beside them."""
+_OTHER_NUMBER = re.compile(
+    r"(?i)\b(not?|nor|never|\w+n['’]t|or|minus|negative|plus|log|ln|exp|sin|cos|tan|sqrt|root|mod|pi|twice|double|triple|"
+    r"squared|cubed|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|halves|thirds?|quarters?|"
+    r"(twen|thir|four|for|fif|six|seven|eigh|nine)(teen|ty)|(four|fif|six|seven|eigh|nin|ten)ths?|dozens?|lakhs?|crores?|"
+    r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
+    r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
+)
+"""Words that make another number of the one beside them (which stands here as 0): numbers, operations and bounds."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
@@ -78,44 +88,44 @@ def reference(truth: Any) -> str:
     return answer
 
 
-def same(answer: str, truth: str) -> bool:
-    """Whether math-verify takes two expressions for the same. Raises ValueError if it cannot read the reference.
+def same(answer: str, truth: str, question: str = "") -> bool:
+    """Whether math-verify takes two expressions for the same. Raises ValueError if it cannot read the reference."""
+    from math_verify import LatexExtractionConfig, parse, verify
 
-    The answer is read as a formula, all of it; where it is words around one number ("18 dollars.", "**18**"), as that.
-    The pool's time-out takes the place of math-verify's own.
-    """
-    from math_verify import parse, verify
-
+    # The pool's time-out takes the place of math-verify's own. A formula that LaTeX cannot read has no number to pick.
     read = partial(parse, parsing_timeout=None, raise_on_error=True)
+    formula = partial(read, extraction_config=[LatexExtractionConfig(try_extract_without_anchor=False)])
     agree = partial(verify, timeout_seconds=None, raise_on_error=True)
-    gold = read(_boxed(truth))
+    gold = read(f"{_BOX}{truth}}}")
     if not gold:
         raise ValueError(f"math-verify cannot read the reference answer {truth!r}")
-    number = number_in(answer)
-    return bool(agree(gold, read(_boxed(answer))) or (number and agree(gold, read(_boxed(number)))))
+    return any(agree(gold, formula(f"{_BOX}{reading}}}")) for reading in readings(answer, question))
 
 
-def number_in(answer: str) -> str | None:
-    """The number of an answer that is otherwise words, units and marks; None if it may be mathematics."""
-    found = _SENTENCE.fullmatch(_MARKS.sub("", answer).strip())
-    return found[1] if found and not _MEANING.search(answer) else None
+def readings(answer: str, question: str) -> list[str]:
+    """The formulas that an answer may stand for: all of it and, in words around one number, that number.
 
-
-def _boxed(formula: str) -> str:
-    return f"{_BOX}{formula}}}"
+    A dozen, thousand… after the number multiplies it, unless the question asks "how many dozen" or "in thousands". With
+    a word that makes another number of it ("18 and a half", "less than 18") the number is no reading.
+    """
+    answer = _WRAPPING.sub("", answer)
+    plain = _MARKS.sub("", _TEXT.sub(r"\1", answer.replace("{,}", ",")).replace("~", " ")).strip()
+    found = _SENTENCE.fullmatch(plain)
+    if not found:
+        return [answer]
+    before, number, scale, after = found.groups()
+    if _OTHER_NUMBER.search(f"{before}0{after}"):
+        return [plain]
+    number = re.sub("[−–]", "-", number)
+    if scale and not re.search(rf"\b(how many ([\w'-]+ ){{0,3}}{scale}|in {scale}s\b)", question, re.IGNORECASE):
+        number += rf" \cdot {_SCALES[scale.lower()]}"
+    return [plain, number]
 
 
 @REWARD_FNS.register("math_reward")
 @REWARD_FNS.register("accuracy_reward")
 def math_reward(
-    *,
-    prompt: str,
-    response: str,
-    truth: Any,
-    task: Mapping[str, Any],
-    format_weight: float = 0.0,
-    think_score: float = 0.0,
-    **_: Any,
+    *, prompt: str, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
 ) -> Parts:
     """`accuracy` 1 where the declared final answer equals the reference, else 0.
 
@@ -124,8 +134,8 @@ def math_reward(
     """
     gold = reference(truth)
     answer = final_answer(response)
-    right = answer is not None and same(answer, gold)
-    return _parts(right, answer is not None, format_weight) | _thought(response, think_score)
+    right = answer is not None and same(answer, gold, prompt)
+    return _parts(right, answer, response, format_weight, think_score)
 
 
 def math_fast(
@@ -135,9 +145,7 @@ def math_fast(
     gold = reference(truth)
     answer = final_answer(response)
     right = plain_verdict(answer, gold)
-    if right is None:
-        return None
-    return _parts(right, answer is not None, format_weight) | _thought(response, think_score)
+    return None if right is None else _parts(right, answer, response, format_weight, think_score)
 
 
 def plain_verdict(answer: str | None, gold: str) -> bool | None:
@@ -151,13 +159,13 @@ FAST_PATHS["math_reward"] = FAST_PATHS["accuracy_reward"] = math_fast
 WARM_UPS["math_reward"] = WARM_UPS["accuracy_reward"] = lambda: same("\\frac{1}{2}", "0.5")
 
 
-def _parts(right: bool, declared: bool, format_weight: float) -> Parts:
+def _parts(right: bool, answer: str | None, response: str, format_weight: float, think_score: float) -> Parts:
     parts = {"accuracy": float(right)}
-    return parts | {"format": format_weight * declared} if format_weight else parts
-
-
-def _thought(response: str, score: float) -> Parts:
-    return {"format_score": score if _is_thought(response) else -score} if score else {}
+    if format_weight:
+        parts["format"] = format_weight * (answer is not None)
+    if think_score:
+        parts["format_score"] = think_score if _is_thought(response) else -think_score
+    return parts
 
 
 def _is_thought(response: str) -> bool:
@@ -171,15 +179,7 @@ def _is_thought(response: str) -> bool:
 
 @REWARD_FNS.register("format_reward")
 def format_reward(
-    *,
-    prompt: str,
-    response: str,
-    truth: Any,
-    task: Mapping[str, Any],
-    pattern: str | None = None,
-    match_score: float = 1.0,
-    miss_score: float = 0.0,
-    **_: Any,
+    *, response: str, pattern: str | None = None, match_score: float = 1.0, miss_score: float = 0.0, **_: Any
 ) -> Parts:
     """`format` 1 where a final answer is declared, or with a `pattern` where that regular expression finds a match.
 
