@@ -59,12 +59,6 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "missing",
         "",
     ),
-    (
-        ("buffer.explorer_input.taskset.default_workflow_type=command_workflow",),
-        "explorer.rollout_model.enable_openai_api",
-        "conflict",
-        "",
-    ),
     (("explorer.api_port=70000",), "explorer.api_port", "out-of-range", ""),
     (("mode=trian",), "mode", "unknown-choice", "train"),
     (("algorithm.algorithm_type=grop",), "algorithm.algorithm_type", "unknown-choice", "grpo"),
