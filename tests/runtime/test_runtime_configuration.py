@@ -100,15 +100,14 @@ def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, mod
             load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
 
 
-@WORKFLOWS.register("agent_of_a_plugin")
-class Agent(AgentWorkflow):
-    pass
-
-
 @pytest.mark.parametrize(
     ("workflow", "args"), [("command_workflow", "workflow_args.command=x"), ("agent_of_a_plugin", "name=a")]
 )
 def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):
+    @WORKFLOWS.register("agent_of_a_plugin")
+    class Agent(AgentWorkflow):
+        pass
+
     agent = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.{args}")
     load(*agent, "explorer.rollout_model.enable_openai_api=true")
     load(*agent, "mode=train", "buffer.total_steps=1")
