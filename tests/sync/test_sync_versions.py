@@ -11,6 +11,7 @@ import torch
 from forkserver import PROCESSES
 from safetensors.torch import load_file
 
+from trinity_core import files
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.sync import memory
@@ -250,6 +251,7 @@ def test_full_shared_memory_spills_to_disk(tmp_path, monkeypatch, caplog):
     assert loaded(folder, 1)["steps"] == 1
     assert "no room" in caplog.text
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
         folder.publish(2, tensors(2))
     assert loaded(folder, 1)["steps"] == 1
