@@ -97,6 +97,10 @@ def test_a_file_that_cannot_be_read_is_no_damage(layout, what, monkeypatch):
     def repair():
         write_atomically(file, content)
 
+    waits = []
+    with monkeypatch.context() as timed:
+        timed.setattr("trinity_core.waits.time.sleep", waits.append)
+        assert whole_steps(layout.root) == [2] and not waits, "pages list checkpoints, and a new one is saved, at once"
     with monkeypatch.context() as impatient:
         impatient.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)
         with pytest.raises(TransientFault, match=re.escape(str(file))):

@@ -89,12 +89,14 @@ def damage(folder: Path, deep: bool = True) -> str | None:
     """Why the checkpoint in `folder` must not be used, or None. `deep` compares contents, not only sizes.
 
     Files that the manifest does not list (a converted model, published weights) are ignored. Raises TransientFault if a
-    file stays unreadable, which says nothing of the checkpoint.
+    file is unreadable, which says nothing of the checkpoint; with `deep`, after waiting for it.
     """
-    if _when_readable(folder / ABANDONED, Path.exists):
+    seconds = READ_SECONDS if deep else 0.0
+    if _when_readable(folder / ABANDONED, Path.exists, seconds):
         return "the run went back to an earlier one and went on from there"
     try:
-        files: dict[str, dict[str, str | int]] = json.loads(_when_readable(folder / MANIFEST, Path.read_text))["files"]
+        manifest = _when_readable(folder / MANIFEST, Path.read_text, seconds)
+        files: dict[str, dict[str, str | int]] = json.loads(manifest)["files"]
         listed = [(folder / name, int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()]
     except MISSING:
         return f"it has no {MANIFEST}: it was never finished"
@@ -102,7 +104,7 @@ def damage(folder: Path, deep: bool = True) -> str | None:
         return f"its {MANIFEST} cannot be read ({error!r})"
     try:
         for path, size, _ in listed:
-            found = _when_readable(path, Path.stat).st_size
+            found = _when_readable(path, Path.stat, seconds).st_size
             if found != size:
                 return f"{path.relative_to(folder)} has {found} bytes instead of {size}"
         return _changed(folder, listed) if deep else None
@@ -112,24 +114,24 @@ def damage(folder: Path, deep: bool = True) -> str | None:
 
 def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | None:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        digests = list(pool.map(lambda entry: _when_readable(entry[0], digest), listed))
+        digests = list(pool.map(lambda entry: _when_readable(entry[0], digest, READ_SECONDS), listed))
     for (path, _, expected), found in zip(listed, digests, strict=True):
         if found != expected:
             return f"{path.relative_to(folder)} has changed since it was written"
     return None
 
 
-def _when_readable(path: Path, read: Callable[[Path], T]) -> T:
+def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
     """`read(path)`. A file that cannot be read may be whole: its disk or server is away.
 
-    Raises one of `MISSING`, or TransientFault after `READ_SECONDS`.
+    Raises one of `MISSING`, or TransientFault after so many seconds.
     """
 
     def is_away(error: Exception) -> bool:
         return isinstance(error, OSError) and not isinstance(error, MISSING)
 
     try:
-        return retry(partial(read, path), is_away, READ_SECONDS, pause=1.0, notice=f"{path} cannot be read")
+        return retry(partial(read, path), is_away, seconds, pause=1.0, notice=f"{path} cannot be read")
     except MISSING:
         raise
     except OSError as error:

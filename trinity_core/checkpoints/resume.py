@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.commit import damage
+from trinity_core.errors import TransientFault
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, as_layout
 from trinity_core.runlock import one_at_a_time
@@ -53,9 +54,19 @@ def abandon_after(job_dir: JobLayout | Path | str, step: int) -> None:
 
 
 def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:
-    """Steps with a whole checkpoint, ascending; sizes are compared, contents are not."""
+    """Steps with a whole checkpoint, ascending; sizes are compared, contents are not.
+
+    One that is unreadable now is left out: this lists, and decides nothing.
+    """
     layout = as_layout(job_dir)
-    return [step for step in layout.steps() if damage(layout.step(step), deep=False) is None]
+    return [step for step in layout.steps() if _is_whole(layout.step(step))]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return damage(folder, deep=False) is None
+    except TransientFault:
+        return False
 
 
 def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:

@@ -82,9 +82,11 @@ class Savepoints:
 
     def _best(self) -> list[int]:
         """The best whole checkpoints by their scores, which are kept however old they are; all if none is known."""
+        if self.keep is None:
+            return []
         whole = whole_steps(self.layout)
         try:
-            return [] if self.keep is None else best_steps(self.config, whole)
+            return best_steps(self.config, whole)
         except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the room of an old one
             log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
             return whole
