@@ -107,15 +107,7 @@ class Learner:
         lm, lora = self._load(config), config.model.lora
         base = model_name(config.model.model_path)
         self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
-        if stage < 3:
-            lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
-        fast_paths = fast_paths_on_first(lm, ranks)
-        if ranks.sequence is not None:
-            install(lm, ranks.sequence)
-        if settings.gradient_checkpointing:
-            lm.gradient_checkpointing_enable({"use_reentrant": False})
-        if settings.torch_compile:
-            compile_layers(lm, ranks.device)
+        fast_paths = _make_ready(lm, settings, stage, ranks)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
         self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks, self.adapter)
@@ -130,20 +122,11 @@ class Learner:
             if settings.critic is not None
             else None
         )
-        optimizer = settings.optimizer
         self.critic_alone = self.critic.settings.warmup_steps if self.critic else 0
         """First steps in which the policy rests; its learning rate counts the steps after them."""
-        actor_steps = max(1, total_steps - self.critic_alone)
-        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, actor_steps)
-        self.schedule = LearningRateSchedule(
-            optimizer.lr, actor_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
-        )
-        dynamic = settings.use_dynamic_bsz
-        rows = None if dynamic else settings.micro_batch_size
-        rows_per_unit = self.objective.policy_loss.rows_per_unit
-        largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # padded rows cannot be shared out
-        self.cut = Cut(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
-        rows = None if dynamic else settings.reference_micro_batch_size
+        self.schedule = _schedule(settings, max(1, total_steps - self.critic_alone))
+        self.cut = _cut(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
+        rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
 
     def _load(self, config: Config) -> Any:
@@ -246,7 +229,35 @@ def _actor(name: str) -> str:
     return name if "/" in name else f"actor/{name}"
 
 
-def _engine_settings(settings: TrainSettings, stage: int, dtype: torch.dtype) -> TrainingEngineSettings:
+def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, ranks: Ranks) -> FastPaths:
+    """Make a loaded model ready for training as the settings say; the fast paths that it has. Collective."""
+    if stage < 3:
+        lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
+    fast_paths = fast_paths_on_first(lm, ranks)
+    if ranks.sequence is not None:
+        install(lm, ranks.sequence)
+    if settings.gradient_checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    if settings.torch_compile:
+        compile_layers(lm, ranks.device)
+    return fast_paths
+
+
+def _schedule(settings: TrainSettings | CriticSettings, total_steps: int) -> LearningRateSchedule:
+    optimizer = settings.optimizer
+    warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
+    return LearningRateSchedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
+
+
+def _cut(settings: TrainSettings | CriticSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks) -> Cut:
+    rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
+    largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # padded rows cannot be shared out
+    return Cut(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
+
+
+def _engine_settings(
+    settings: TrainSettings | CriticSettings, stage: int, dtype: torch.dtype
+) -> TrainingEngineSettings:
     optimizer = settings.optimizer
     return TrainingEngineSettings(
         optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, stage, dtype,
@@ -281,38 +292,17 @@ class Critic:
         self.settings = settings
         self.ranks = ranks
         self.dtype = dtype
-        optimizer = settings.optimizer
         trust, longest = model.trust_remote_code, model.max_model_len
         load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
         lm = load_on_first(load, ranks)
-        if zero_stage < 3:
-            lm.to(ranks.device)
-        fast_paths = fast_paths_on_first(lm, ranks)
-        if ranks.sequence is not None:
-            install(lm, ranks.sequence)
-        if settings.gradient_checkpointing:
-            lm.gradient_checkpointing_enable({"use_reentrant": False})
-        if settings.torch_compile:
-            compile_layers(lm, ranks.device)
+        fast_paths = _make_ready(lm, settings, zero_stage, ranks)
         value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype, ranks.sequence)
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
-        self.engine = TrainingEngine(
-            value_model,
-            TrainingEngineSettings(
-                optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, zero_stage, dtype,
-                settings.param_offload, settings.optimizer_offload,
-            ),
-            ranks,
-        )  # fmt: skip
-        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
-        self.schedule = LearningRateSchedule(
-            optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
-        )
-        rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
-        largest_mask = fast_paths.largest_mask if ranks.sequence is None else None
-        self.cut = Cut(settings.max_tokens * ranks.sharing, rows, 1, fast_paths.packing, largest_mask)
+        self.engine = TrainingEngine(value_model, _engine_settings(settings, zero_stage, dtype), ranks)
+        self.schedule = _schedule(settings, total_steps)
+        self.cut = _cut(settings, 1, fast_paths, ranks)
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
         """This rank's micro-batches, by the critic's own budget."""
