@@ -133,8 +133,9 @@ def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, 
 
 def _produced(outcome: Outcome) -> dict[str, int]:
     """The experiences in the task's own group, and in those below it."""
-    further = Counter(one.group for one in outcome.experiences if one.group in outcome.further_groups)
-    return {outcome.task.group: len(outcome.of_task), **further}
+    further = outcome.further_groups
+    counts = Counter(one.group for one in outcome.experiences if one.group in further)
+    return {outcome.task.group: len(outcome.experiences) - counts.total(), **counts}
 
 
 def _failure(outcome: Outcome, produced: int) -> str | None:

@@ -31,6 +31,7 @@ from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
 from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
+from trinity_core.store.presence import is_expected
 from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)
@@ -168,9 +169,9 @@ def _explores_again(part: Part, trained: Event, token: CancelToken) -> bool:
         lineage = -1
         while not trained.wait(LOOK_SECONDS) and not token.cancelled:
             before, lineage = lineage, store.lineage()
-            known = {} if lineage == before else store.stats().explorers.get(part.name, {})
-            if known and not known["finished"] and not known["left"] and not store.trainer().finished:
-                step = known["step"] + 1
+            explorer = None if lineage == before else store.stats().explorers.get(part.name)
+            if explorer and is_expected(explorer) and not store.trainer().finished:
+                step = explorer["step"] + 1
                 log.warning("the trainer went back to a checkpoint: %s explores again from step %d", part.name, step)
                 return True
     return False

@@ -165,12 +165,17 @@ def is_lost(seen: float | None, now: float) -> bool:
     return seen is None or abs(now - seen) >= LOST_SECONDS
 
 
+def is_expected(explorer: Mapping[str, Any]) -> bool:
+    """True if an explorer of `Stats.explorers` has steps left: it has neither finished nor left."""
+    return not explorer["finished"] and not explorer["left"]
+
+
 def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, int], now: float) -> bool:
     """True if explorers are at work, and each has put steps since `before` (name -> step), the last ones without a row.
 
     Then no wait helps. An explorer that is lost, or long within a step, may still bring rows.
     """
-    working = {name: each for name, each in known.items() if not each["finished"] and not each["left"]}
+    working = {name: explorer for name, explorer in known.items() if is_expected(explorer)}
     return bool(working) and all(
         each["empty_steps"] and each["step"] > before.get(name, 0) and not is_lost(each["seen"], now)
         for name, each in working.items()

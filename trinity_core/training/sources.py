@@ -32,6 +32,7 @@ from trinity_core.store.presence import (
     Stats,
     all_is_dropped,
     describe_explorers,
+    is_expected,
     is_lost,
 )
 from trinity_core.store.run_store import open_run_store
@@ -366,13 +367,11 @@ def wait_lease(
 
 def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
     """Whether an explorer is seen at work, in an evaluation or within a step whose rows may still come."""
-    at_work = [
-        each
-        for each in stats.explorers.values()
-        if not each["finished"] and not each["left"] and each["waiting"] is None
-        if not is_lost(each["seen"], stats.now)
-    ]
-    return bool(at_work) and not all_is_dropped(stats.explorers, before, stats.now)
+    is_at_work = any(
+        is_expected(explorer) and explorer["waiting"] is None and not is_lost(explorer["seen"], stats.now)
+        for explorer in stats.explorers.values()
+    )
+    return is_at_work and not all_is_dropped(stats.explorers, before, stats.now)
 
 
 def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:
