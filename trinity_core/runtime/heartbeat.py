@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, is_transient
+from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
 from trinity_core.store.run_store import open_run_store
 from trinity_core.waits import Wait
@@ -96,15 +96,17 @@ class StartupPresence:
             log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
 
 
-def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
-    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows.
+def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
+    """After a failure or a cancellation: nobody waits for this run's explorer, unless another attempt follows.
 
-    Nor for the trainer, if that is one of the run's `components`.
+    Nor for the trainer, if that is one of its `components`. A run without an explorer leaves others' marks alone.
     """
+    if error is None or "explore" not in components:
+        return
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return
-    with open_run_store(config) as store:
+    with first_error_stays(succeeded=False), open_run_store(config) as store:
         store.leave(config.explorer.name)
         if "train" in components:
             store.expect_trainer(False)
-    log.info("explorer %s has left the run", config.explorer.name)
+        log.info("explorer %s has left the run", config.explorer.name)
