@@ -18,6 +18,7 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
+from trinity_core.runtime.summary import evaluation_of, evaluation_text
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.scores import valid_scores
 
@@ -83,7 +84,7 @@ def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, d
     scores = {}
     for target in targets:
         scores[target.step] = attempt.score(target.step, target.folder)
-        log.info("step %s: %s", target.step, scores[target.step])
+        log.info("step %s: %s", target.step, evaluation_text(evaluation_of(attempt.config, target.step)))
     return scores
 
 
