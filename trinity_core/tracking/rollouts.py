@@ -100,7 +100,7 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: reward with its parts, response, reference answer, prompt: in a narrow window the end is cut."""
+    """A Markdown table: reward with its parts, response, reference answer, prompt. A narrow window cuts off the end."""
     lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
