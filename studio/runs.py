@@ -187,9 +187,9 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 
 def _short_model(model: str) -> str:
-    """A hub name, the name of a folder, or the run and step of a checkpoint."""
+    """A hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
     made_in = next((folder for folder in Path(model).parents if step_of(folder) is not None), None)
-    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else model.rstrip("/").rpartition("/")[2]
+    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else "/".join(Path(model).parts[-2:])
 
 
 def _is_run(path: Path) -> bool:

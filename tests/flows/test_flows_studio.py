@@ -71,7 +71,8 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
 def test_the_page_beside_prefect_has_a_port_and_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "runs")
     page = studio_page(tmp_path, 4321)
-    assert page.url == "http://127.0.0.1:4321" and [*page.notes] == [tmp_path / "runs/studio_page.json"]
+    assert page.url == "http://127.0.0.1:4321" and page.home == "/runs"
+    assert [*page.notes] == [tmp_path / "runs/studio_page.json"]
     assert page.command[1:] == ["-m", "studio", "--port", "4321"]
 
 
