@@ -128,10 +128,6 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
-    ids = {run.flow_run.id: name for name, run in runs.items() if run.flow_run is not None}
-    for name, run in runs.items():  # a pipeline that has no folder yet
-        if run.flow_run is not None and run.flow_run.parent in ids:
-            parents.setdefault(name, ids[run.flow_run.parent])
     named = {name: replace(run, parent=parents.get(name, "")) for name, run in runs.items()}
     return list(_nested([_with_stages(run, named) for run in named.values()]))
 

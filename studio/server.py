@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import altair as altair
@@ -16,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit.starlette import App
 
 from studio import checked_draft as checked_draft
-from studio.access import TOKEN_VARIABLE, admits, is_local
-from studio.settings import studio_settings
+from studio.access import admits, is_local
+from studio.settings import StudioSettings
 from tasks.retries import api_faults
 from trinity_core.page_notes import ROLLOUTS
 from trinity_core.view.app import make_app
@@ -55,14 +53,15 @@ def page(_request: Request) -> HTMLResponse:
     return HTMLResponse(INDEX.read_text(encoding="utf-8").replace("<head>", BASE, 1))
 
 
-# What the pages need is imported before anyone asks for one: a first page would stay blank meanwhile.
-api_faults()
-place = studio_settings(sys.argv[1:])
-rollouts = make_app(RunFolders(place.checkpoints), [*OWN_NAMES, place.host] if is_local(place.host) else ["*"])
-app = App(
-    Path(__file__).with_name("pages.py"),
-    routes=[
-        *(Route(path, page) for path in PAGES),
-        Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))]),
-    ],
-)
+def studio_app(settings: StudioSettings, token: str) -> App:
+    """The application. What the pages need is imported before anyone asks for one: a first page would stay blank."""
+    api_faults()
+    hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
+    rollouts = make_app(RunFolders(settings.checkpoints), hosts)
+    return App(
+        Path(__file__).with_name("pages.py"),
+        routes=[
+            *(Route(path, page) for path in PAGES),
+            Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=token)]),
+        ],
+    )

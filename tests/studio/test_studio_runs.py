@@ -187,7 +187,7 @@ def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) 
     write_json(JobLayout(folder(tmp_path, "all")).stages, {"rft": "all_rft"})
     job = folder(tmp_path, "all_rft")
     parent = flow_run("all", "RUNNING", flow="pipeline")
-    stage = flow_run("all_rft", "RUNNING", parent=parent.id, parameters={"config": "my.yaml", "stage": "rft"})
+    stage = flow_run("all_rft", "RUNNING", parameters={"config": "my.yaml", "stage": "rft"})
     above, below = find_runs(tmp_path, [parent, stage])
     assert allowed(above) == {Action.CANCEL} and "stages" in hindrance(Action.EVALUATE, above)
     assert allowed(below) == {Action.EVALUATE, Action.CONVERT}
@@ -195,13 +195,6 @@ def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) 
         "config": "my.yaml", "overrides": [], "stage": "rft", "which": "missing",
     }  # fmt: skip
     assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", str(job)]
-
-
-def test_a_stage_in_prefect_stands_below_its_pipeline_before_there_are_folders(tmp_path: Path) -> None:
-    parent = flow_run("all", "RUNNING", flow="pipeline")
-    stage = flow_run("all_sft", "RUNNING", minutes=1, parent=parent.id)
-    runs = find_runs(tmp_path, [parent, stage])
-    assert [(run.name, run.parent) for run in runs] == [("p/all", ""), ("p/all_sft", "p/all")]
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:
