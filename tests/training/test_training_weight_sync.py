@@ -10,6 +10,7 @@ import pytest
 import torch
 from saving_helpers import keep_for_resume
 
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TransientFault
 from trinity_core.layout import JobLayout
 from trinity_core.store.store import ExperienceStore
@@ -17,7 +18,6 @@ from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.nccl import PushedVersions, PushPublisher
 from trinity_core.sync.nccl_transfer import VllmWeights
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher, run_versions
 from trinity_core.sync.weight_check import WeightCheck

@@ -10,8 +10,8 @@ from trinity_core.config import Config
 from trinity_core.config.resolve import most_repeats
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
-from trinity_core.sync.schedule import SyncSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import read_json, write_json
@@ -34,7 +35,6 @@ from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.store.run_store import identify, open_run_store
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking import rewind
 

@@ -12,6 +12,7 @@ import psutil
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
@@ -35,7 +36,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
-from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.versions import kept_versions
 
 MIB = 1 << 20
 FLOAT = 4
@@ -46,8 +47,6 @@ TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and 
 GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
 """Of the machine's memory, for a process on a GPU."""
-DEFAULT_KEEP = 2
-"""Versions that stay loadable outside fixed style (`sync/versions.py`)."""
 SAMPLER_COPIES = 6
 """Of the logits of a step, float32: raw, by temperature, log-probs and what these are computed with."""
 ROW_BYTES = 13
@@ -260,9 +259,8 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     slots = 0
     if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
-        schedule = SyncSchedule.of(config)
-        kept = schedule.versions_kept if config.is_synchronous else DEFAULT_KEEP
-        published = (config.buffer.total_steps or kept) // schedule.publish_every + 1
+        kept = kept_versions(config)
+        published = (config.buffer.total_steps or kept) // SyncSchedule.of(config).publish_every + 1
         slots = min(kept + 1, published)
     reference = None
     if config.needs_reference and config.model.lora is None:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
@@ -25,7 +26,6 @@ from trinity_core.runtime.preflight.resource_estimate import (
     trainer_dtype,
 )
 from trinity_core.runtime.preflight.steps import Steps, evaluations, saves, steps_of, syncs
-from trinity_core.sync.schedule import SyncSchedule
 
 Row = tuple[str, str]
 """Of the table of estimates: bytes, and what takes them."""
