@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.mlflow_writer import default_uri, fault_of
+from trinity_core.waits import poll
 
 MLFLOW_PORT, STUDIO_PORT = 5000, 4220
 START_SECONDS = 120.0
@@ -103,12 +103,12 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
     """Wait until the page answers; warn if it ends before, or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not answers(f"{page.url}{page.health}"):
-        if not process.alive() or time.monotonic() > deadline:
-            say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
+    for _ in poll(START_SECONDS, pause=0.1):
+        if answers(f"{page.url}{page.health}"):
             return
-        time.sleep(0.1)
+        if not process.alive():
+            break
+    say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
 
 
 def port_is_free(port: int) -> bool:

@@ -8,15 +8,12 @@ hardly any time.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +22,11 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from trinity_core.addresses import LOOPBACK
+from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.processes import die_with_parent, end, family, start_mark, still_runs
+from trinity_core.processes import end, family, start_mark, still_runs
+from trinity_core.waits import poll
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
@@ -173,28 +172,13 @@ def start_process(
     env: Mapping[str, str],
     root: Path | None = None,
     outlive_us: bool = True,
-    pass_fds: Collection[int] = (),
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`.
-
-    It inherits the open files `pass_fds`.
-    """
+    """`start_detached` with these variables beside ours; the output goes to `.trinity/log/<name>.log`."""
     path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        output = path.open("ab")
-    with output:
-        return subprocess.Popen(
-            command,
-            env={**os.environ, **env},
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=None if outlive_us else partial(die_with_parent, signal.SIGTERM),
-        )
+        return start_detached(command, path, {**os.environ, **env}, root, outlive_us, descriptors)
 
 
 class TemporaryServer:
@@ -212,7 +196,7 @@ class TemporaryServer:
             command += ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
             self._process = start_process(
                 "temporary-server", command, self._environment(root), root,
-                outlive_us=False, pass_fds=[listener.fileno()],
+                outlive_us=False, descriptors=[listener.fileno()],
             )  # fmt: skip
 
     def wait(self) -> None:
@@ -261,9 +245,10 @@ def _migrated_by(note: Path) -> str:
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server answers; raises TrinityError with the end of its log if it ends or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not is_healthy(api_url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")
-        time.sleep(0.05)
+    for _ in poll(START_SECONDS, pause=0.05):
+        if is_healthy(api_url):
+            return
+        if process.poll() is not None:
+            break
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")

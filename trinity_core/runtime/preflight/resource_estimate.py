@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import psutil
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
@@ -24,6 +22,7 @@ from trinity_core.inference.settings import (
     kv_bytes_per_token,
     policy_engine,
 )
+from trinity_core.processes import memory_limit
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import (
@@ -51,8 +50,6 @@ SAMPLER_COPIES = 6
 """Of the logits of a step, float32: raw, by temperature, log-probs and what these are computed with."""
 ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says what a container may take: cgroups of version 2, of version 1."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
 
@@ -338,10 +335,4 @@ def room_for(job_dir: Path) -> Room:
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
     gpu_memory = min((gpu.memory for gpu in survey()), default=0)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
-    return Room(memory_of_this_machine(), gpu_memory, free + written, shared)
-
-
-def memory_of_this_machine(limits: Iterable[Path] = LIMITS) -> int:
-    """Bytes that processes here may have together: the machine's, or the limit of the container."""
-    numbers = [text for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
-    return min([int(psutil.virtual_memory().total), *map(int, numbers)])
+    return Room(memory_limit(), gpu_memory, free + written, shared)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
+from trinity_core.processes import free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
@@ -149,7 +148,7 @@ def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placemen
 
     Where it lacks GPUs, they are planned for one that has as many as the configuration asks for.
     """
-    free = psutil.virtual_memory().available
+    free = free_memory()
     try:
         return *_processes(config, machine, free, gpu_memory), ""
     except TrinityError as error:
