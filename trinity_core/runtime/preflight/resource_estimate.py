@@ -1,4 +1,4 @@
-"""What a stage takes of a machine: the peak memory of its processes, and disk."""
+"""Estimates the peak memory of a stage's processes, and the disk that it fills."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
 def _on_gpu(
     process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None, sleeps: bool = False
 ) -> ProcessEstimate:
-    """The same with what an engine on a GPU takes beside its share; `sleeps`: it leaves the GPU while others work."""
+    """The same with the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work."""
     if not settings.on_gpu:
         return process
     shape = shape_of(model)
@@ -160,7 +160,7 @@ def _adapter(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | Non
 def gpu_engine_needs(
     settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None, lora: LoraConfig | None = None
 ) -> tuple[Need, ...]:
-    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` says how large that is."""
+    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` sets the size."""
     if settings.kv_cache_gib is not None and shape is not None:
         base, weights, _, *adapter = least_engine_needs(settings, shape, lora)
         cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
