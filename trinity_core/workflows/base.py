@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from trinity_core.data.experience import Experience
@@ -125,15 +126,28 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
-    """Make reward and metrics Python floats, because NumPy's are not JSON. Raises TrinityError for other values."""
+    """Make reward and metrics Python floats, because NumPy's are not JSON. A metric that is not finite is left out.
+
+    Raises TrinityError for a number that training or selectors read and that is not finite: nothing could be trained on
+    a step that has it.
+    """
     try:
-        experience.metrics = {name: float(value) for name, value in experience.metrics.items()}
+        metrics = {str(name): float(value) for name, value in experience.metrics.items()}
         if experience.reward is not None:
             experience.reward = float(experience.reward)
     except (TypeError, ValueError) as error:
         raise TrinityError(f"workflow '{workflow}' gave a reward or metric that is no number: {error}") from error
-    if experience.reward is not None and not math.isfinite(experience.reward):
-        raise TrinityError(f"workflow '{workflow}' gave the reward {experience.reward}")
+    mask, read = experience.action_mask, {"reward": experience.reward, "metrics['accuracy']": metrics.get("accuracy")}
+    read["token_rewards"] = experience.token_rewards
+    for name in ("logprobs", "teacher_logprobs"):
+        value = getattr(experience, name)
+        read[name] = None if value is None else value[mask]
+    for name, value in read.items():
+        if value is not None and not np.isfinite(value).all():
+            raise TrinityError(f"workflow '{workflow}' gave the {name} {value}")
+    experience.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if left_out := metrics.keys() - experience.metrics.keys():
+        log.warning("workflow '%s' gave metrics that are not finite, which are left out: %s", workflow, sorted(left_out))
 
 
 async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
