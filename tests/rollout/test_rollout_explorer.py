@@ -99,6 +99,14 @@ def stored(config) -> ExperienceStore:
     return open_run_store(config)
 
 
+async def waiting(explorer, state) -> dict:
+    """The explorer's progress, once it is in `state` and says what it waits for."""
+    async with asyncio.timeout(60):
+        while (now := await explorer.progress())["state"] != state or not now["waits"]:
+            await asyncio.sleep(0.01)
+    return now
+
+
 def with_workflow(name, settings, **args):
     """The configuration with the workflow `name` for its training tasks."""
     (taskset,) = settings.buffer.explorer_input.tasksets
@@ -204,18 +212,14 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
     async def main():
         explorer = Explorer(settings, [engine])
         running = asyncio.create_task(explorer.run(explore))
-        while not (settings.job_dir / "buffer").exists() or stored(settings).stats().ready < 6:
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.1)
-        waiting = stored(settings).stats().explorers["explorer"]["waiting"]
-        progress = await explorer.progress()
+        progress = await waiting(explorer, "waiting for version 1")
+        stats = stored(settings).stats()
         publish(settings, 1, 2, 3)
         await running
-        return waiting, progress
+        return stats, progress
 
-    waiting, progress = asyncio.run(main())
-    assert waiting == 1
-    assert (progress["step"], progress["state"]) == (1, "waiting for version 1")
+    stats, progress = asyncio.run(main())
+    assert (progress["step"], stats.ready, stats.explorers["explorer"]["waiting"]) == (1, 6, 1)
     words = r"waits for version 1 of the trainer, \d+ s so far; no trainer has been seen yet"
     assert re.fullmatch(words, progress["waits"])
 
@@ -234,11 +238,8 @@ def test_it_leaves_a_shared_gpu_before_it_waits_for_the_trainer(config, engine):
         await asyncio.to_thread(trainer.acquire, 10, lambda: False)
         held.append(list(engine.turns))
         publish(settings, 2)
-        while (await explorer.progress())["state"] != "waiting for the GPU":
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.1)
+        waits = (await waiting(explorer, "waiting for the GPU"))["waits"]
         held.append(list(engine.turns))
-        waits = (await explorer.progress())["waits"]
         trainer.release()
         summary = await running
         assert await asyncio.to_thread(trainer.acquire, 0, lambda: False), "at its end it leaves the GPU"
@@ -265,8 +266,7 @@ def test_a_wait_for_the_shared_gpu_ends(config, engine, end):
         await asyncio.to_thread(trainer.acquire, 10, lambda: False)
         explorer = Explorer(settings, [engine])
         running = asyncio.create_task(explorer.run(explore))
-        while (await explorer.progress())["state"] != "waiting for the GPU":
-            await asyncio.sleep(0.02)
+        await waiting(explorer, "waiting for the GPU")
         if end == "stop":
             await explorer.stop()
         elif end == "finish":
@@ -563,18 +563,18 @@ def test_no_step_begins_whose_rows_would_be_stale(config, engine):
     async def main():
         explorer, states, trained = Explorer(settings, [engine]), [], []
         running = asyncio.create_task(explorer.run(explore))
-        for step, explored in enumerate((2, 3, 4, 4), 1):
-            while (await explorer.progress())["step"] < explored:
+        for step in range(1, 5):
+            while stored(settings).stats().ready < 6 * min(2, 5 - step):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            states.append(await explorer.progress())
+            if step < 3:
+                states.append(await waiting(explorer, f"waiting to begin step {step + 2}"))
             trained.append([int(e.versions[0]) for e in stored(settings).lease(step, 6, step - 1)])
             publish(settings, step)
         return await running, states, trained
 
     summary, states, trained = asyncio.run(main())
     assert summary["step"] == 4
-    assert [state["state"] for state in states[:2]] == ["waiting to begin step 3", "waiting to begin step 4"]
+    assert [state["step"] for state in states] == [2, 3]
     assert "rows of a step begun now would be stale" in states[0]["waits"]
     assert "it needs version 1 (max_staleness 1), has 0; no trainer has been seen" in states[0]["waits"]
     assert trained == [[0] * 6, [0] * 6, [1] * 6, [2] * 6]

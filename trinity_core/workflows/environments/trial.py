@@ -86,10 +86,10 @@ class Trial:
         seed, total, turns = seed_of(self.task), 0.0, 0
         limit = self.arguments.reply_seconds
         async with opened(self.arguments, self.task.raw) as environment:
+            step = await step_of(environment.reset, limit, seed)
             tools = as_tools(await called(environment.tools, limit))
             if tools:
                 show(f"tools: {json.dumps(tools)}")
-            step = await step_of(environment.reset, limit, seed)
             show(f"reset, seed {seed}\n{_text(step)}")
             for action in actions:
                 step = await step_of(environment.step, limit, action)

@@ -181,8 +181,8 @@ class EnvWorkflow(Workflow):
         task = self.task
         limit = arguments.reply_seconds
         async with opened(arguments, task.raw) as environment:
-            tools = as_tools(await called(environment.tools, limit))
             episode = Episode(await step_of(environment.reset, limit, seed_of(task)))
+            tools = as_tools(await called(environment.tools, limit))
             trajectory = Trajectory(
                 self.model,
                 first_messages(task.messages, episode.first.observation),
