@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import SyncSchedule
 
 
 def _group(name, *rewards):

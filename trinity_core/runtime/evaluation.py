@@ -1,4 +1,4 @@
-"""Which weights of a run have no score yet.
+"""Finds the weights of a run that have no score yet, and scores them.
 
 A score belongs to a step of a run and to what it was made with: eval sets, sampling, workflow, reward and, before
 training, the model. It is a line of source `eval` in the run's metrics file, and is made again only when these change.
@@ -35,12 +35,11 @@ class Target:
 
 
 def unscored_targets(config: Config, which: str) -> list[Target]:
-    """The targets that `which` means and that have no score yet.
-
-    Empty means what mode `bench` is configured to: the latest checkpoint (without any, the model that the engines start
-    with), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all`
-    (scored ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError
-    if the step that is named has no whole one. An external model has no steps: each word means it.
+    """The targets selected by `which` that have no score yet. An empty `which` follows the configuration of mode
+    `bench`: the latest checkpoint (without any, the model that the engines start with), or with
+    `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored ones too) or a
+    step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the step that is
+    named has no whole one. An external model has no steps: each word means it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")

@@ -1,4 +1,4 @@
-"""What a run leaves behind for others to use: its summary, and what it was made from."""
+"""The summary of a run: scores, steps, folders, and what it was made from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinity_core.tracking.scores import valid_metrics, valid_scores
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
-    """`summarise`, and show the summary."""
+    """Make the summary and show it."""
     summary = summarise(attempt, results)
     adapter.show(attempt.config, summary)
     return summary
