@@ -132,7 +132,7 @@ def up(
     typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
     for page in pages:
         if page.name in state.pages:
-            typer.echo(f"{page.title:11} {state.pages[page.name]}")
+            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
     typer.echo("Try         prefect deployment run rft/gsm8k --watch")
 
 

@@ -121,7 +121,7 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
     )
     seconds = "  ".join(f"{name} {value:.0f} s" for name, value in summary["stage_seconds"].items())
     steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())
-    python = shown(sys.executable)
+    python, trinity = shown(sys.executable), shlex.quote(shown(str(Path(sys.executable).with_name("trinity"))))
     model = f"transformers.AutoModelForCausalLM.from_pretrained({json.dumps(shown(summary['hf_dir']))})"
     store, curve = summary["mlflow_uri"], summary["curve"]
     viewer = next(filter(which, VIEWERS), None)
@@ -134,6 +134,7 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
         "MLflow": [store, ui_command(store, python)] if store else ["not used (monitor.monitor_type)"],
         "curve": [curve, shlex.join([viewer, shown(curve)])] if curve and viewer else [str(curve)],
         "summary": [str(out / "summary.json")],
+        "pages": ["all of this, the rollouts and a form for runs of your own", f"{trinity} up"],
     }
     return "\n" + "\n".join(f"{name:11} " + "\n            ".join(lines) for name, lines in rows.items())
 

@@ -43,8 +43,11 @@ ANSWER_SECONDS = 5.0
 
 
 def artifact_key(config: Config, kind: str) -> str:
-    """The key under which a run's artifact is found: `<project>-<name>-<kind>`."""
-    words = f"{config.project} {config.name} {kind}".lower()
+    """The key under which a run's artifact is found: `<project>-<name>-<kind>`, of an evaluation `-evaluation-<kind>`.
+
+    Prefect's page shows of each key the artifact that was made last: an evaluation must not stand for its run.
+    """
+    words = f"{config.project} {config.name} {'evaluation ' * (config.mode == 'bench')}{kind}".lower()
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 
@@ -193,7 +196,6 @@ def _links(config: Config) -> str:
     """Links to the run in Studio and MLflow if they are served, otherwise commands."""
     root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
     links = studio_links(root, f"{config.project}/{config.name}")
-    links = links or [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
     if config.monitor.monitor_type == "mlflow":
         uri = str(config.monitor.monitor_args.get("uri") or default_uri(root))
         # MLflow has no run before the run's first metrics.

@@ -38,6 +38,8 @@ class Page:
     """Serves the page at 127.0.0.1 and this port until it gets SIGTERM."""
     health: str = "/"
     """The path that answers once the page is served."""
+    home: str = ""
+    """The path that people open first."""
     notes: Mapping[Path, str] = field(default_factory=dict)
     """Files that hold the page's address while it is served → the URI of the store that it shows, or ""."""
     unfit: str = ""
@@ -56,13 +58,16 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
     notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
-    return Page("mlflow", "MLflow", port, command, "/health", notes, unfit)
+    return Page(
+        "mlflow", "MLflow", port, command, "/health", "/#/experiments?workflowType=machine_learning", notes, unfit
+    )
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Studio with the same runs, of which each has links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    return Page("studio", "Studio", port, command, "/_stcore/health", {page_note(_checkpoints(root), "studio"): ""})
+    notes = {page_note(_checkpoints(root), "studio"): ""}
+    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", notes)
 
 
 def _checkpoints(root: Path) -> Path:

@@ -227,3 +227,5 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
     told = set(map(str, notices(config)))
     assert told <= set(map(str, stage.warnings))
+    evaluation = choose_stage(Request(config, "evaluate", which="base"))
+    assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"

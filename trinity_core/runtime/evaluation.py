@@ -18,6 +18,7 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
+from trinity_core.runtime.summary import evaluation_of, scored_text
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.scores import valid_scores
 
@@ -82,7 +83,9 @@ def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, d
     scores = {}
     for target in targets:
         scores[target.step] = attempt.score(target.step, target.folder)
-        log.info("step %s: %s", target.step, scores[target.step])
+        evaluation = evaluation_of(attempt.config, target.step)
+        text = "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
+        log.info("step %s: %s", target.step, text)
     return scores
 
 

@@ -124,6 +124,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         config = in_fresh_folder(config, begun_by)
     elif not request.run:
         config = in_newest_folder(config)
+    written_mode = config.mode
     if evaluates:
         config = for_evaluation(config, request.is_base)
     if parent_dir and (not evaluates or request.model_path):
@@ -133,7 +134,9 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         require_ready(config)
     placement, made = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    warnings = (*notices(config), *filter(None, (notice, shared_memory_notice(config))))
+    # Of a run's own evaluation nothing is said: what it does not use is meant for the training.
+    idle = notices(config) if config.mode == written_mode else ()
+    warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(

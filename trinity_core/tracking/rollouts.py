@@ -103,13 +103,13 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: prompt, response, reward with its parts, reference answer."""
-    lines = ["| prompt | response | reward | reference |", "| --- | --- | --- | --- |"]
+    """A Markdown table: reward with its parts, response, reference answer, prompt. A narrow window cuts off the end."""
+    lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
         parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()))
-        cells = (markdown_text(rollout.prompt, width), markdown_text(rollout.response, width))
-        lines.append(f"| {cells[0]} | {cells[1]} | {reward}<br>{parts} | {markdown_text(rollout.truth, width)} |")
+        texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
+        lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
