@@ -2,9 +2,8 @@
 
 Each rank reports the peak of its resident memory beyond what it had with torch, DeepSpeed and transformers imported;
 malloc is set as in a run. Under ZeRO 3 everything is divided among the ranks, and only one of them reads the models:
-together at most 1.3 times the policy, its two moments and the reference model, all in float32, of which DeepSpeed then
-keeps no second copy. Pages of the model's file count once, as one rank maps them. A step adds the gradients (4 of
-these 16 bytes a parameter), the buckets in which they are reduced, and activations.
+together at most 1.3 times what one model with its state takes. On top of these 16 bytes a parameter count the reference
+model (4), DeepSpeed's partition of the gradients (4, from the start) and the file's pages that one rank maps.
 
     python benchmarks/load_memory.py [--ranks 2 4] [--tiny]
 """
@@ -27,8 +26,9 @@ from training_part import rollouts
 from trinity_core.runtime.actors import KEPT_MEMORY, KERNELS
 
 LIMIT = 1.3
-HELD = 4 + 8 + 4
-"""Bytes of a parameter in the policy, its optimizer's moments and the reference model."""
+STATE = 12
+"""Bytes of a parameter's optimizer state under ZeRO: float32 weights (DeepSpeed 0.19.8 copies those of a float32 model
+too) and two moments."""
 
 
 def one_rank(folder: Path, rank: int, ranks: int, port: int, load_only: bool) -> int:
@@ -96,8 +96,8 @@ def main() -> int:
         make_model(Path(folder, "model"), 0, size)
         shape = shape_of(str(Path(folder, "model")))
         assert shape is not None
-        whole = shape.parameters * HELD
-        print(f"{shape.parameters / 1e6:.0f} million parameters, {whole / 1e9:.2f} GB with optimizer and reference")
+        whole = shape.parameters * (4 + STATE)
+        print(f"{shape.parameters / 1e6:.0f} million parameters, {whole / 1e9:.2f} GB with the optimizer's state")
         for ranks in args.ranks:
             taken = measured(Path(folder), ranks, args.load_only)
             worst = max(worst, taken / whole)
