@@ -181,8 +181,8 @@ def _put(key: str, text: str, description: str) -> None:
             client.update_artifact(known[key], ArtifactUpdate(data=text, description=description))
             return
         flow_run_id = UUID(run) if run else None
-        made = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
-        known[key] = client.create_artifact(made).id
+        artifact = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
+        known[key] = client.create_artifact(artifact).id
 
 
 def begin_summary(config: Config) -> None:

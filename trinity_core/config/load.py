@@ -36,9 +36,9 @@ def load_config(
 ) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
-    configuration of each stage. Without `load_plugins` no code of the user's runs: a part of the algorithm that is not
-    built in is then trusted to come with `plugin_dir`. Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` if that is given, `check` with the
+    configuration of each stage. Without `load_plugins` no user code runs, and a part of the algorithm that is not built
+    in is assumed to come with `plugin_dir`. Raises ConfigError with every problem found.
     """
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
@@ -120,8 +120,8 @@ def _load(
 
 
 def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
-    """The tree in this schema's words, without `${…}`, and notices; sections above as the `stage` of that index sees
-    them."""
+    """The tree in this schema's keys with `${…}` replaced, and notices; with `stage`, sections above as that stage
+    inherits them."""
     tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
     _include_trainer_files(tree, report)
     tree, notices = native(tree, report)

@@ -95,19 +95,19 @@ def page() -> str:
 def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[str]:
     """Heading, doc and table of a section, then the sections below it that are not `shown` yet."""
     shown[cls] = key
-    found = settings(cls)
+    listed = settings(cls)
     below = {
         setting.name: (f"{key}.{setting.name}" if key else setting.name) + _entry(setting)
-        for setting in found
+        for setting in listed
         if setting.section is not None
     }
     lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-    lines += [_row(setting, shown) for setting in found]
+    lines += [_row(setting, shown) for setting in listed]
     if key.startswith("trainer.trainer_config."):
         lines += [f"| `{name}` |  |  | {text} |" for name, text, native in accepted_keys(cls) if native]
     lines += [""]
-    for setting in found:
+    for setting in listed:
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
     return lines

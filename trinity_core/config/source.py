@@ -49,14 +49,14 @@ class YamlSource:
     """True if some text holds an interpolation, `${…}`."""
 
     def valid_tree(self) -> Tree:
-        """The tree of a file that is only looked at. Raises ConfigError unless each of its keys has one value."""
+        """The tree of a file, for inspection only. Raises ConfigError unless each of its keys has one value."""
         if problems := [problem for problem in self.problems if problem.code != "missing"]:
             raise ConfigError(problems)
         return self.tree
 
 
 def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
-    """Read a YAML file of a section. Raises ConfigError where it is missing, is no YAML, or has no keys."""
+    """Read a YAML file. Raises ConfigError if it is missing, is no YAML, or has no keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -127,8 +127,8 @@ def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
     tasks: dict[int, list[float | None]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.failed:
-            given = None if _is_unanswered(outcome) else 0.0
-            tasks[outcome.task.index] += [given] * outcome.task.repeat_times
+            score = None if _is_unanswered(outcome) else 0.0
+            tasks[outcome.task.index] += [score] * outcome.task.repeat_times
         else:
             tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
     return list(tasks.values())

@@ -52,14 +52,14 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     """
     if allowed is None:
         return list(gpus)
-    found: list[Gpu] = []
+    allowed: list[Gpu] = []
     for entry in (each.strip() for each in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
         fitting = [each for each in gpus if each.name == entry or (entry[:1] == "G" and each.uuid.startswith(entry))]
         if not fitting + slices:
             break
-        found.append(replace((slices or fitting)[0], name=entry))
-    return found
+        allowed.append(replace((slices or fitting)[0], name=entry))
+    return allowed
 
 
 def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
@@ -88,7 +88,7 @@ def survey() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        found = []
+        gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             processes: list[int] = []
@@ -97,10 +97,10 @@ def survey() -> list[Gpu]:
                 processes = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
                 used, whole = memory.used, memory.total  # used: without the driver's own
-            found.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
     finally:
         pynvml.nvmlShutdown()
-    return visible(found, os.environ.get(VISIBLE))
+    return visible(gpus, os.environ.get(VISIBLE))
 
 
 def user_of(processes: Sequence[int], memory: int) -> str:
@@ -132,7 +132,7 @@ class GpuLocks:
         `wait` seconds.
         """
         deadline = time.monotonic() + wait
-        told = False
+        logged = False
         while len(self._held) < wanted:
             gpus = [self._tried(gpu, wanted) for gpu in look()]
             why = refusal(gpus, wanted)
@@ -143,9 +143,9 @@ class GpuLocks:
                 raise TrinityError(why)
             if time.monotonic() >= deadline:
                 raise TransientFault(why)
-            if not told:
+            if not logged:
                 log.info("waiting up to %g s for GPUs: %s", wait, why)
-            told = True
+            logged = True
             time.sleep(POLL_SECONDS)
 
     def release(self) -> None:

@@ -186,13 +186,13 @@ def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
 def software(plugins: str) -> dict[str, str]:
     """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
     code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
-    found = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
+    versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def _digest(folder: Path) -> str:

@@ -74,10 +74,10 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
     A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
     with a warning that names them: running it again would train weights further that were trained on the old ones.
     """
-    found: list[dict[str, Any] | None] = []
+    summaries: list[dict[str, Any] | None] = []
     model_path = ""
     for config in configs:
-        summary = read_summary(config) if config.continue_from_checkpoint and None not in found else None
+        summary = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
         if summary is not None:
             before, now = summary.get("made_from"), made_from(start_from(config, model_path) if model_path else config)
             if changed := differences(before, now, "settings"):
@@ -85,9 +85,9 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
                 summary = None
             elif changed := differences(before, now, "inputs"):
                 log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
-        found.append(summary)
+        summaries.append(summary)
         model_path = (summary or {}).get("hf_dir") or model_path
-    return found
+    return summaries
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -153,9 +153,9 @@ def gpus_of(configs: list[Config]) -> int:
 
 def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     """`before` and each stage's name -> score. A stage that evaluates nothing has the next one's score at step 0."""
-    found: dict[str, float | None] = {"before": before.get("score")}
+    scores: dict[str, float | None] = {"before": before.get("score")}
     following: float | None = None
     for name, summary in reversed(summaries.items()):
-        found[name] = following if summary["score"] is None else summary["score"]
+        scores[name] = following if summary["score"] is None else summary["score"]
         following = summary["scores"].get("step 0")
-    return found
+    return scores

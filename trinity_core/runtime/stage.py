@@ -132,7 +132,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
         require_ready(config)
-    placement, made = placement_of(config), {} if evaluates else made_from(config)
+    placement, origin = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
     # Of a run's own evaluation nothing is said: what it does not use is meant for the training.
     idle = notices(config) if config.mode == written_mode else ()
@@ -150,7 +150,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
     name = request.stage or request.kind or flow_of(config)
-    return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=made)
+    return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=origin)
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:

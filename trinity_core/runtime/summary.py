@@ -89,8 +89,8 @@ def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
     sets: dict[str, dict[str, float]] = {}
     for taskset in config.buffer.explorer_input.eval_tasksets:
         below = f"eval/{taskset.name}/"
-        found = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
-        sets |= {str(taskset.name): found} if found else {}
+        numbers = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
+        sets |= {str(taskset.name): numbers} if numbers else {}
     return sets
 
 

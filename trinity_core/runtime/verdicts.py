@@ -122,7 +122,7 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
     sampled = [int(each.tokens[-1]) for each in answers if not each.truncated and each.sampled[-1]]
     [end, *_] = [*sampled, *encoder.turn_ends, tokenizer.eos_token_id]
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
-    said = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
+    record = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
     return Experience(
         tokens=np.concatenate([first.tokens[: first.prompt_length], ids]),
         prompt_length=first.prompt_length,
@@ -132,7 +132,7 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
         run=max(each.run for each in answers) + 1,
         task_index=first.task_index,
         is_expert=True,
-        info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | said,
+        info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | record,
     )
 
 

@@ -165,10 +165,9 @@ class ExperienceStore:
 
     @waits_for_room
     def join(self, explorer: str, total_steps: int | None) -> bool:
-        """Record that `explorer` begins, with so many steps in all. True if nobody will train on what it makes.
-
-        That is so if the trainer has finished, unless the explorer has more steps than it had while the trainer worked:
-        then a trainer with more steps is expected too.
+        """Record that `explorer` begins, with so many steps in all. True if its rollouts would not be trained on: the
+        trainer has finished, and the explorer has no more steps than it had while the trainer worked; with more steps,
+        a trainer with more steps is expected too.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)

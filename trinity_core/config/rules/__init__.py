@@ -93,7 +93,7 @@ def _names(config: Config) -> Iterator[Finding]:
 
 
 def _serve(config: Config) -> Iterator[Finding]:
-    """What contradicts mode `serve`, or would do nothing there."""
+    """Settings that contradict mode `serve` or have no effect there."""
     if config.mode != "serve":
         return
     if not config.explorer.rollout_model.enable_openai_api:

@@ -45,8 +45,8 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
-                found = partial(_first_rollout, subset=buffer.subset_name)
-                yield from _missing(f"{key}.path", buffer.path or "", found) if is_first else ()
+                read_first = partial(_first_rollout, subset=buffer.subset_name)
+                yield from _missing(f"{key}.path", buffer.path or "", read_first) if is_first else ()
             else:
                 read = formats.preference if kind == "preferences" else formats.demonstration
                 yield from _found(key, buffer, partial(_answers, buffer, read), buffer.name)

@@ -155,8 +155,8 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
 
 def _checkpoint_hint(folder: Path) -> str:
     """Where the model is, if the folder is one of a run here."""
-    found = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
-    return f" This is a run's folder; its latest model: {found[-1].parent}." if found else ""
+    converted = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
+    return f" This is a run's folder; its latest model: {converted[-1].parent}." if converted else ""
 
 
 def _weights_fault(folder: Path) -> str:

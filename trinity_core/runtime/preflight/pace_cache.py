@@ -152,8 +152,8 @@ def cached_pace(config: Config) -> Pace | None:
     """The pace of a stage on this machine; None without one, or, with a warning, if it is damaged."""
     path = cache_file(config)
     try:
-        found = read_json(path)
-        return TypeAdapter(Pace).validate_python(found) if found else None
+        record = read_json(path)
+        return TypeAdapter(Pace).validate_python(record) if record else None
     except (OSError, ValidationError) as error:
         log.warning("The pace in %s cannot be read and is taken as not measured: %s", path, error)
         return None

@@ -239,8 +239,8 @@ def _time(stage: StagePlan) -> str:
         return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to tell it"
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
-    told = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
-    return f"{told}, without evaluations and saves; measured {pace.measured}"
+    line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
+    return f"{line}, without evaluations and saves; measured {pace.measured}"
 
 
 def duration(seconds: float) -> str:

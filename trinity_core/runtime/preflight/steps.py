@@ -33,9 +33,9 @@ class Steps:
 
 def steps_of(config: Config) -> Steps:
     """The steps of a stage that explores or trains. Rows that a tokenizer would find too long are counted."""
-    given = config.buffer.total_steps or config.trainer.total_steps
-    if given:
-        return Steps(given)
+    configured = config.buffer.total_steps or config.trainer.total_steps
+    if configured:
+        return Steps(configured)
     try:
         if config.is_supervised:
             return _supervised(config)
