@@ -223,7 +223,7 @@ def show_curve(config: Config) -> None:
 
 
 def show_rollouts(config: Config) -> None:
-    """Show the newest sampled rollouts, those of an evaluation where there is one, as a table below the links."""
+    """Show the newest sampled rollouts, preferably those of an evaluation, as a table below the links."""
     files = rollout_files(config.job_dir)
     if files:
         source, step, path = max(files, key=lambda file: (file[0].startswith("eval"), file[1]))

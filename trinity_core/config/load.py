@@ -28,7 +28,7 @@ from trinity_core.files import expanded
 Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
 Check = Callable[[Config, Report], Config]
-"""Reports mistakes that this package cannot know of; returns the configuration with what it has typed."""
+"""Reports problems that other packages find; returns the configuration with typed arguments."""
 
 
 def load_config(
@@ -271,7 +271,7 @@ def _parsable(node: Any, key: str, report: Report) -> Any:
 def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> Any:
     """`node` with its interpolations taken from `resolved`, the OmegaConf container of the tree `seen` at that place.
 
-    A value other than the one in `seen` is overridden there, so that nobody asks for it: it becomes None.
+    A value that differs from the one in `seen` is overridden and never read: it becomes None.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

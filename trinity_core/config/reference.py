@@ -82,8 +82,8 @@ unknown key, for your own parts in `plugin_dir` too.
 sets what it is called here. A key without effect is accepted, and a notice says why: what it asks for is so in any
 case, or it concerns a backend that is not used here. What cannot be had is refused, with the reason and what to write.
 `trainer.trainer_config` takes a veRL trainer configuration, also a whole generated one; a key on this page wins where
-both are given. `trinity_core/config/foreign` has the verdict on each key.
-`trinity import-verl` turns a whole veRL script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
+both are given. `trinity_core/config/foreign` has the verdict on each key. `trinity import-verl` turns a whole veRL
+script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
 """
 
 

@@ -68,7 +68,7 @@ class StepSource(Protocol):
         """The outcomes of a step, with weights of `version`."""
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """The outcomes of `count` more tasks for the step in progress; none where nobody can ask for more."""
+        """The outcomes of `count` more tasks for the step in progress; none if the source has no further tasks."""
 
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""

@@ -35,13 +35,13 @@ class TrainerWatch:
 
     def __init__(self, store: ExperienceStore, explorer: str, total_steps: int | None) -> None:
         self._store = store
-        nobody_trains = store.join(explorer, total_steps)
+        stays_untrained = store.join(explorer, total_steps)
         trainer = store.trainer()
-        self._outlived = trainer.total if trainer.finished and not nobody_trains else None
+        self._outlived = trainer.total if trainer.finished and not stays_untrained else None
         """The steps of a trainer that has finished and after which one with more is expected."""
         if self._outlived is not None:
             log.info(
-                "the trainer has finished (%d steps), but explorer %s now has more: it goes on for a trainer that is "
+                "the trainer has finished (%d steps), but explorer %s now has more: it continues for a trainer that is "
                 "started again", self._outlived, explorer,
             )  # fmt: skip
 
@@ -68,7 +68,7 @@ class VersionWait:
         self._stopping = stopping
         self._wait = Wait(f"version {version} of the trainer")
         self._next = 0.0
-        self._nobody = False
+        self._is_unneeded = False
         self.went_back = False
         """True if the store was rewound meanwhile."""
 
@@ -87,18 +87,18 @@ class VersionWait:
         except TransientFault as fault:
             raise TransientFault(f"{fault}; {self._store.trainer().describe(self._store.now())}") from None
         self._look()
-        return None if self._nobody else version
+        return None if self._is_unneeded else version
 
     def _is_over(self) -> bool:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LOOK_SECONDS
             self._look()
-        return self.went_back or self._nobody or self._stopping()
+        return self.went_back or self._is_unneeded or self._stopping()
 
     def _look(self) -> None:
         trainer = self._store.trainer()
         self.went_back = trainer.lineage != self._lineage
-        self._nobody = self._watch.has_finished(trainer)
+        self._is_unneeded = self._watch.has_finished(trainer)
         self._wait.note(trainer.describe(self._store.now()))
 
 

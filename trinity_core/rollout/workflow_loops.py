@@ -103,7 +103,7 @@ class WorkflowLoops:
     async def _free(self, lane: _Lane, overdue: asyncio.Future[Any]) -> None:
         """End the workflow that blocks the loop: the running one if known, otherwise the overdue one."""
         lane.culprit = lane.running() or overdue
-        log.warning("a workflow holds up all others and is ended; it is in\n%s", lane.stack())
+        log.warning("a workflow blocks all others and is ended; it is at\n%s", lane.stack())
         lane.interrupt()
         if not await lane.ping(CANCEL_SECONDS):
             self._leave(lane)

@@ -174,7 +174,7 @@ async def _answer(model: RolloutModel, question: Question) -> str | NoAnswer:
     except (DataError, Unanswered) as error:
         return NoAnswer(str(error))
     if answer.finish_reason != "stop":
-        return NoAnswer(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")
+        return NoAnswer(f"it was cut off ({answer.finish_reason}); raise max_tokens")
     return answer.text
 
 

@@ -52,18 +52,18 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     """
     if allowed is None:
         return list(gpus)
-    allowed: list[Gpu] = []
+    chosen: list[Gpu] = []
     for entry in (each.strip() for each in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
         fitting = [each for each in gpus if each.name == entry or (entry[:1] == "G" and each.uuid.startswith(entry))]
         if not fitting + slices:
             break
-        allowed.append(replace((slices or fitting)[0], name=entry))
-    return allowed
+        chosen.append(replace((slices or fitting)[0], name=entry))
+    return chosen
 
 
 def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
-    """Why these GPUs are too few for a run that wants so many, and what to do; empty if there are enough."""
+    """Why there are fewer than `wanted` free GPUs, and what to do; empty if there are enough."""
     free = [each.name for each in gpus if not each.user]
     if wanted <= len(free):
         return ""
@@ -76,7 +76,7 @@ def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
 
 
 def survey() -> list[Gpu]:
-    """The GPUs that this process may use, with what uses them; none where there is no NVIDIA driver."""
+    """The GPUs that this process may use, with their present users; none without an NVIDIA driver."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # asked first, because importing Ray takes a second
     except OSError:
@@ -104,7 +104,7 @@ def survey() -> list[Gpu]:
 
 
 def user_of(processes: Sequence[int], memory: int) -> str:
-    """What uses a GPU on which these processes compute and so many bytes are taken; empty if nothing does."""
+    """The user of a GPU on which these processes compute and this much memory is taken; empty if it is free."""
     if not processes:
         return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else ""
     try:
@@ -172,7 +172,7 @@ class GpuLocks:
 
 
 def wait_until_free(wanted: int | None, wait: float) -> int:
-    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns how many there are.
+    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns their number.
 
     Raises `TransientFault`, which names the free ones, if they are not within `wait` seconds.
     """

@@ -97,7 +97,7 @@ class StartupPresence:
 
 
 def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
-    """After a failure or a cancellation, record that nobody need wait for this explorer, unless another attempt
+    """After a failure or a cancellation, record that this explorer need not be waited for, unless another attempt
     follows; the same for the trainer if it is among the run's `components`.
     """
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():

@@ -134,7 +134,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         require_ready(config)
     placement, origin = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    # Of a run's own evaluation nothing is said: what it does not use is meant for the training.
+    # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written_mode else ()
     warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.
@@ -258,7 +258,7 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
 
 
 def lock_run(config: Config, components: set[str]) -> None:
-    """Lock the run, so that nobody else starts it and undoes its steps.
+    """Lock the run against a second start, which would undo its steps.
 
     Waits for a trainer that has outlived its flow; raises TransientFault if it does not end. Raises TrinityError if the
     run is in progress, or if a running explorer or trainer of it has incompatible settings.

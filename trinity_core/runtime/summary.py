@@ -123,7 +123,7 @@ def summary_text(summary: dict[str, Any]) -> str:
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
     for name, result in summary.get("results", {}).items():
-        left = f", {result['untrained_rows']} rows left that nobody trains on" if result.get("untrained_rows") else ""
+        left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
         if "ended" in result:
             of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
             lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")

@@ -162,7 +162,7 @@ def untrained_rows(connection: Connection, t: Tables, explorer: str | None = Non
 
 
 def is_lost(seen: float | None, now: float) -> bool:
-    """True if nothing was seen of late. A time far ahead is from before the clock was set back."""
+    """True if not seen recently. A time far ahead is from before the clock was set back."""
     return seen is None or abs(now - seen) >= LOST_SECONDS
 
 
@@ -225,8 +225,8 @@ def recorded_wait(connection: Connection, t: Tables, explorer: str) -> int | Non
 def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, now: float) -> bool:
     """True if every explorer has finished or waits for weights that need a further train step.
 
-    Lost explorers are left out where another one waits so: they may come back, but not before it goes on. Those that
-    have left are not waited for at all, unless all have.
+    Lost explorers are ignored if another one waits this way: they may come back, but not before it continues. Those
+    that have left are not waited for at all, unless all have.
     """
     e, p = t.explorers.c, t.presence.c
     left = select(p.name).where(p.role == EXPLORER, p.left)
@@ -238,7 +238,7 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, n
 
 
 def lost_explorers(connection: Connection, t: Tables, now: float) -> set[str]:
-    """Explorers that have been seen, but not of late."""
+    """Explorers that have been seen, but not recently."""
     p = t.presence.c
     seen = connection.execute(select(p.name, p.seen).where(p.role == EXPLORER, p.seen.is_not(None)))
     return {row.name for row in seen if is_lost(row.seen, now)}

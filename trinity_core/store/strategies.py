@@ -127,7 +127,7 @@ class Strategy(ABC):
 
 
 def whole_steps(groups: Sequence[Candidate], count: int) -> tuple[list[Candidate], bool]:
-    """The groups of the first `count` explore steps among `groups`, and whether there are so many."""
+    """The groups of the first `count` explore steps among `groups`, and whether that many exist."""
     steps = dict.fromkeys((group.explorer, group.step) for group in groups)
     first = set(list(steps)[:count])
     return [group for group in groups if (group.explorer, group.step) in first], len(first) == count

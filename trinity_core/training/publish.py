@@ -186,7 +186,7 @@ class Publisher:
 
 
 def make_weight_check(learner: Learner, length: int) -> WeightCheck:
-    """So many fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
+    """A weight check of fixed tokens with the trainer's log-probs at temperature 1. Collective."""
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))

@@ -200,7 +200,7 @@ class Copying:
 
     def __init__(self, writer: CheckpointWriter, spare: int) -> None:
         self.files: SimpleQueue[tuple[Piece, Segment] | BaseException | None] = SimpleQueue()
-        """What there is to write; None at the end, an exception if the copy failed."""
+        """Files to write; None at the end, an exception if the copy failed."""
         self.small: dict[str, bytes] = {}
         """Files that need no memory of their own."""
         self._writer, self._spare = writer, spare

@@ -169,8 +169,8 @@ class Trainer:
     def summary(self) -> dict[str, object]:
         """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
 
-        `untrained_rows` are those in the queue that nobody trains on; None if the training goes on another time.
-        `explorers` has rows and staleness of all batches, by explorer.
+        `untrained_rows` are left in the queue for good; None if training will be resumed. `explorers` has rows and
+        staleness of all batches, by explorer.
         """
         progress = self.progress
         return {

@@ -249,7 +249,7 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 
 
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Of the machine's memory. A process on a GPU takes of it what it has beside the GPU."""
+    """Shortage of the machine's memory; of a process on a GPU its host memory counts."""
     needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
     of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
     wanted = sum(max(each.number * least(memory), each.reading) for each, memory in needs)

@@ -91,7 +91,7 @@ class Pace:
     """When, in local time to the minute."""
 
     def whole(self, steps: int) -> float:
-        """Seconds of a run of so many steps."""
+        """Seconds of a run of this many steps."""
         return self.start + steps * self.step
 
 

@@ -236,7 +236,7 @@ def _time(stage: StagePlan) -> str:
     pace = stage.pace
     if pace is None:
         why = stage.immeasurable or ("this machine lacks what the stage asks for" if stage.unplaced else "")
-        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to tell it"
+        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to measure it"
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
     line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
