@@ -137,7 +137,9 @@ class Report:
     def forget(self, key: str) -> None:
         """Drop the problems of a key without effect and of keys below it, except that it is given twice."""
         stays = ("duplicate-key", "recursive")
-        self.problems = [each for each in self.problems if each.code in stays or not is_within(each.key, key)]
+        self.problems = [
+            problem for problem in self.problems if problem.code in stays or not is_within(problem.key, key)
+        ]
 
     def check(self) -> None:
         """Raise ConfigError if there are problems."""

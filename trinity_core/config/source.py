@@ -313,7 +313,9 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
     source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
     # A key that the file gives twice stays wrong whatever is laid on it.
-    stays = [each for each in source.problems if each.code == "duplicate-key" or not is_within(each.key, key)]
+    stays = [
+        problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
+    ]
     source.problems = stays + new.problems
     source.refers |= new.refers
 

@@ -114,7 +114,7 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
             for index in range(model.engine_num)
         ]
         if is_reward_model(model.model_path):
-            made.append([_start_reward_engine(cluster, config, model, placement, *each) for each in engines])
+            made.append([_start_reward_engine(cluster, config, model, placement, *engine) for engine in engines])
             continue
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
         made.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])

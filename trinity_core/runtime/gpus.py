@@ -55,7 +55,7 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     chosen: list[Gpu] = []
     for entry in (each.strip() for each in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
-        fitting = [each for each in gpus if each.name == entry or (entry[:1] == "G" and each.uuid.startswith(entry))]
+        fitting = [gpu for gpu in gpus if gpu.name == entry or (entry[:1] == "G" and gpu.uuid.startswith(entry))]
         if not fitting + slices:
             break
         chosen.append(replace((slices or fitting)[0], name=entry))
@@ -64,7 +64,7 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
 
 def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
     """Why there are fewer than `wanted` free GPUs, and what to do; empty if there are enough."""
-    free = [each.name for each in gpus if not each.user]
+    free = [gpu.name for gpu in gpus if not gpu.user]
     if wanted <= len(free):
         return ""
     named = f" ({', '.join(free)})" if free else ""
@@ -94,7 +94,7 @@ def survey() -> list[Gpu]:
             processes: list[int] = []
             used = whole = 0
             with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
-                processes = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                processes = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
                 used, whole = memory.used, memory.total  # used: without the driver's own
             gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))

@@ -93,7 +93,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Scores, steps and seconds by stage, and where the model is that the last one trained."""
     last = list(summaries.values())[-1]
-    trained = [each for each in summaries.values() if each["hf_dir"]] or [last]
+    trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
@@ -110,7 +110,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
     ends too. The folders of its stages are recorded first; a stage that gets a fresh folder records it itself."""
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
-    write_json(JobLayout(plan.config.job_dir).stages, {each.name: each.config.name for each in plan.stages})
+    write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
     keep_parent_open(plan.config.job_dir)
     record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED

@@ -207,7 +207,7 @@ def _has_rows(config: Config) -> bool:
 
 def stage_names(config: Config) -> Sequence[str]:
     """The names of a configuration's stages in order; one empty name for a configuration without stages."""
-    return [each.stage_name for each in config.stages] or [""]
+    return [stage.stage_name for stage in config.stages] or [""]
 
 
 def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
@@ -254,7 +254,7 @@ def in_newest_folder(config: Config) -> Config:
 def lock_names(config: Config, components: set[str]) -> list[str]:
     """The locks that a run of these components holds. Each explorer of a run has a lock of its own."""
     names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
-    return [names[each] for each in sorted(components)]
+    return [names[component] for component in sorted(components)]
 
 
 def lock_run(config: Config, components: set[str]) -> None:

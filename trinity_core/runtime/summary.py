@@ -110,7 +110,7 @@ def scored_text(numbers: Mapping[str, float]) -> str:
         parts.append(f"{failed:g} requests failed")
     if "accuracy_std" in numbers:
         parts.append(f"±{numbers['accuracy_std']:.3f} between repeats")
-    best = {int(k): f"{name}@{k}" for name, _, k in (each.partition("@") for each in numbers) if k.isdigit()}
+    best = {int(k): f"{name}@{k}" for name, _, k in (metric.partition("@") for metric in numbers) if k.isdigit()}
     parts += [f"{name} {numbers[name]:.3f}" for k, name in sorted(best.items()) if k > 1]
     return ", ".join(parts)
 

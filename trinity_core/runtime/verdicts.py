@@ -120,7 +120,7 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
     """An answer written by a person, with the end token of the sampled ones; if all were cut off, with the
     template's."""
     first, tokenizer = answers[0], encoder.tokenizer
-    sampled = [int(each.tokens[-1]) for each in answers if not each.truncated and each.sampled[-1]]
+    sampled = [int(answer.tokens[-1]) for answer in answers if not answer.truncated and answer.sampled[-1]]
     [end, *_] = [*sampled, *encoder.turn_ends, tokenizer.eos_token_id]
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
     record = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}

@@ -112,7 +112,7 @@ class SupervisedSource:
             self.order["share of each data set"] = dict(
                 zip([each.name for each in (data, *others)], weights, strict=True)
             )
-            self.order["buffer.trainer_input.auxiliary_buffers"] = [each.fingerprint for each in others]
+            self.order["buffer.trainer_input.auxiliary_buffers"] = [other.fingerprint for other in others]
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The `rows` experiences of `step`."""

@@ -88,7 +88,7 @@ def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> l
     is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
     features = () if is_eval else taskset.task_selector.feature_keys
     problems = row_problems(rows, taskset.format, answered, features, None, needs_prompt(taskset))
-    return [str(each) if each else None for each in problems]
+    return [str(problem) if problem else None for problem in problems]
 
 
 def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:

@@ -43,7 +43,7 @@ def hindrance(config: Config) -> str:
     """Why a stage cannot be measured; empty if it can."""
     if asks_person(config):
         return "it waits for a person's verdicts (human_verdicts)"
-    if config.explores and any(each.storage_type == "queue" for each in config.buffer.explorer_input.tasksets):
+    if config.explores and any(taskset.storage_type == "queue" for taskset in config.buffer.explorer_input.tasksets):
         return "its tasks come from a queue (storage_type: queue), which a trial would take from the run"
     if config.cluster.ray_address:
         return "it runs on a Ray cluster (cluster.ray_address), whose other machines do not see this one's trial"

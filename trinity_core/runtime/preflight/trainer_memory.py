@@ -369,5 +369,5 @@ def host_needs(
     models = [policy, *([critic] if critic else [])]
     moves = reference is not None and (reference.weights_offloaded or reference.colocated)
     kept = reference.width * reference.kept if reference is not None and moves else 0
-    held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
+    held = [*(model.copied() for model in models), *(model.on_host() for model in models)]
     return nonzero([base, *held, Need("reference weights", kept, "offloaded")])
