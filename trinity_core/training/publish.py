@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trinity_core.adapters import B, is_adapter, plain_name
+from trinity_core.checkpoints.adapters import B, is_adapter, plain_name
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience

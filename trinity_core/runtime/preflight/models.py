@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from trinity_core.adapters import start_fault
+from trinity_core.checkpoints.adapters import start_fault
 from trinity_core.config import Config
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
