@@ -166,7 +166,12 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     folders = RunFolders(checkpoints)
     names = [run.name for run in runs if run.name in folders]
     if not names:
-        st.info("No rollouts yet: the first ones are kept when the first evaluation or explore step is done.")
+        over = all(run.state.is_over for run in runs)
+        st.info(
+            "No rollouts: neither an evaluation nor an explorer has sampled any."
+            if over
+            else "No rollouts yet: the first ones are kept when the first evaluation or explore step is done."
+        )
         return
     chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
     other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""
