@@ -82,7 +82,13 @@ def chart(
     rows = rows_of(curves, metric, smoothing)
     scale = alt.Scale(type="symlog" if is_log else "linear", zero=False, padding=_padding(rows, "raw"))
     axis = alt.Axis(format="~s", tickMinStep=1)
-    x = alt.X(by, type="quantitative", title=by, axis=axis, scale=alt.Scale(zero=False, padding=_padding(rows, by)))
+    x = alt.X(
+        by,
+        type="quantitative",
+        title=by,
+        axis=axis,
+        scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
+    )
     colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
     layers = []
