@@ -118,11 +118,12 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
         async def run(self):
             info = {"parts": {1}, "scores": np.arange(2), "best": np.float32(0.5)}
             (answer,) = await self.model.chat(self.task.messages)
-            return [answer.experience(reward=reward, metrics={"length": np.float32(2)}, info=info)]
+            fields = {"metrics": {"length": np.float32(2)}, "info": info, "turn": np.int64(1), "state": [3]}
+            return [answer.experience(reward=reward, **fields)]
 
     monkeypatch.setitem(WORKFLOWS, "measures", Measures)
     (one,) = from_bytes(to_bytes(run(make_task("measures"), ScriptedModel("a"))))
-    assert (one.reward, one.metrics) == (0.5, {"length": 2.0})
+    assert (one.reward, one.metrics, one.turn, one.state) == (0.5, {"length": 2.0}, 1, "[3]")
     assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5, "taskset": "t"}
 
 
@@ -133,6 +134,7 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
         {"token_rewards": [0.5, float("nan")]},
         {"teacher_logprobs": [-1, float("-inf")]},
         {"reward": 1, "metrics": {"accuracy": float("nan")}},
+        {"reward": 1, "turn": None},
     ],
 )
 def test_a_verdict_that_is_no_number_is_a_workflow_error(monkeypatch, verdict):

@@ -130,7 +130,8 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
-    """Make reward and metrics Python floats, because NumPy's are not JSON. A metric that is not finite is left out.
+    """Make what a workflow gave plain numbers and text, as the store and the trainer take them. A metric that is not
+    finite is left out.
 
     Raises TrinityError for a number that training or selectors read and that is not finite: nothing could be trained on
     a step that has it.
@@ -139,8 +140,12 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
         metrics = {str(name): float(value) for name, value in experience.metrics.items()}
         if experience.reward is not None:
             experience.reward = float(experience.reward)
+        experience.run, experience.turn = int(experience.run), int(experience.turn)
     except (TypeError, ValueError) as error:
-        raise TrinityError(f"workflow '{workflow}' gave a reward or metric that is no number: {error}") from error
+        raise TrinityError(
+            f"workflow '{workflow}' gave a reward, metric, run or turn that is no number: {error}"
+        ) from error
+    experience.state = str(experience.state)
     taught = experience.teacher_logprobs
     read = {
         "reward": experience.reward,
