@@ -59,7 +59,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
             for part in stages or [run]:
                 show_checkpoints(part, settings)
         case "Logs":
-            show_logs(stages or [run], run)
+            show_logs(stages or [run], run, settings)
         case "Commands":
             show_commands(run, settings)
         case _:
@@ -149,7 +149,9 @@ def show_curves(runs: Sequence[Run]) -> None:
         st.info("No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = st.multiselect("Metrics", names, default=first_shown(names), key=f"metrics {' '.join(short)}")
+        # With the first evaluation of a run in progress its scores come into the choice.
+        first = first_shown(names)
+        chosen = st.multiselect("Metrics", names, default=first, key=f"metrics {' '.join([*short, *first])}")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, width=160)
         by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True)
         is_log = st.toggle("Log scale")
@@ -166,7 +168,12 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     folders = RunFolders(checkpoints)
     names = [run.name for run in runs if run.name in folders]
     if not names:
-        st.info("No rollouts yet: the first ones are kept when the first evaluation or explore step is done.")
+        over = all(run.state.is_over for run in runs)
+        st.info(
+            "No rollouts: neither an evaluation nor an explorer has sampled any."
+            if over
+            else "No rollouts yet: the first ones are kept when the first evaluation or explore step is done."
+        )
         return
     chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
     other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""
@@ -251,16 +258,15 @@ def show_card(title: str, about: str) -> None:
         st.caption(escaped(about))
 
 
-def show_logs(runs: Sequence[Run], run: Run) -> None:
-    """The end of a log of the run's actors, or of the process that Studio has started."""
+def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
+    """The end of a log of the run's actors, or of a process that Studio has started."""
     logs = {
         f"{each.name.rpartition('/')[2]}: {path.relative_to(each.folder / 'log')}": path
         for each in {part.name: part for part in (*runs, run)}.values()
         if each.folder is not None
         for path in sorted((each.folder / "log").glob("**/*.log"))
     }
-    if run.process is not None:
-        logs = {"started by Studio": Path(run.process.log)} | logs
+    logs |= {f"started by Studio: {path.name}": path for path in settings.logs_of(run.name).glob("*.log")}
     if not logs:
         st.info("No logs yet: they appear once the run's actors have started.")
         return

@@ -1,6 +1,5 @@
-"""What is checked and said while a run waits for its processes: that they answer, and what they still lack.
-
-A process that is stopped, or stuck, would otherwise be waited for without end.
+"""Checks and log lines while a run waits for its processes. Without them a stopped or stuck process would be waited for
+forever.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, is_transient
+from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
 from trinity_core.store.run_store import open_run_store
 from trinity_core.waits import Wait
@@ -49,7 +48,8 @@ class Heartbeat:
         self._asked: dict[str, tuple[Any, float]] = {}
 
     def check(self) -> None:
-        """To be called while waiting. Raises `ProcessLost` for a silent actor; whoever waits hears of a dead one."""
+        """Call this while waiting. Raises `ProcessLost` for an actor that does not answer; the waiting call itself
+        reports a dead one."""
         import ray
 
         self._check()
@@ -63,14 +63,14 @@ class Heartbeat:
 
 
 class StartWait:
-    """Logs what a wait for starting processes lacks; `unplaced` names those that Ray has yet to start."""
+    """Logs which processes a wait still lacks; `unplaced` names those that Ray has yet to start."""
 
     def __init__(self, what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> None:
         self._wait = Wait(f"{what} to start")
         self._unplaced, self._check = unplaced, check
 
     def check(self) -> None:
-        """To be called while waiting. Raises what the run's `check` raises."""
+        """Call this while waiting. Raises what the run's `check` raises."""
         self._check()
         late = ", ".join(self._unplaced())
         self._wait.note(f"Ray has yet to start {late}" if late else "they are loading")
@@ -84,7 +84,7 @@ class StartupPresence:
         self._due = 0.0
 
     def check(self) -> None:
-        """To be called while waiting: notes in the store every few seconds that the explorer is there."""
+        """Call this while waiting: records in the store every few seconds that the explorer is alive."""
         self._check()
         if time.monotonic() < self._due:
             return
@@ -96,15 +96,16 @@ class StartupPresence:
             log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
 
 
-def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
-    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows.
-
-    Nor for the trainer, if that is one of the run's `components`.
+def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
+    """After a failure or a cancellation, record that nobody need wait for this run's explorer, unless another attempt
+    follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
     """
+    if error is None or "explore" not in components:
+        return
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return
-    with open_run_store(config) as store:
+    with first_error_stays(succeeded=False), open_run_store(config) as store:
         store.leave(config.explorer.name)
         if "train" in components:
             store.expect_trainer(False)
-    log.info("explorer %s has left the run", config.explorer.name)
+        log.info("explorer %s has left the run", config.explorer.name)

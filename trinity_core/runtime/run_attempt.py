@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 def open_attempt(stage: Stage) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
-    with on_failure(lambda: _withdraw_explorer(stage, sys.exception())):
+    components = components_of(stage.config, stage.placement)
+    with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
         try:
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
@@ -49,13 +50,6 @@ def open_attempt(stage: Stage) -> RunAttempt:
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
     )  # fmt: skip
     return attempt
-
-
-def _withdraw_explorer(stage: Stage, error: BaseException | None) -> None:
-    components = components_of(stage.config, stage.placement)
-    if error is not None and "explore" in components:
-        with first_error_stays(succeeded=False):
-            withdraw(stage.config, error, components)
 
 
 class RunAttempt:
@@ -102,7 +96,7 @@ class RunAttempt:
     ) -> None:
         outcome = RunOutcome.of(error)
         self.stop()
-        _withdraw_explorer(self.stage, error)
+        withdraw(self.config, error, self.components)
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
@@ -131,7 +125,7 @@ class RunAttempt:
     # ---- what the stage does ----
 
     def explore(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
-        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary.
+        """Run the explorer by `loop` until all tasks are done or the attempt is stopped; the explorer's summary.
 
         Returns when the trainer has ended too: until then it may go back to a checkpoint.
         """
@@ -220,7 +214,8 @@ class RunAttempt:
         return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
 
     def check(self) -> None:
-        """Raise what keeps the run from its end while someone waits for it: a dead Ray, or lost tracking."""
+        """Raise the error, if any, that makes waiting for the run useless: a dead Ray, or a permanent tracking
+        error."""
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
@@ -240,7 +235,7 @@ class RunAttempt:
         return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
 
     def _explorer_heartbeat(self) -> Heartbeat:
-        """For those who wait for the explorer: it must answer."""
+        """Checks that the explorer answers, for a wait on it."""
         return Heartbeat({self.config.explorer.name: self.explorer()}, self.check)
 
     def close(self, outcome: RunOutcome) -> None:
