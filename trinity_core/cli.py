@@ -321,9 +321,7 @@ def try_environment(
         str,
         typer.Argument(help="A name, package.module:Class, folder/file.py:Class, or with --config a task set."),
     ],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="The policy's texts, after --actions.")
-    ] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="Actions, after --actions.")] = None,
     actions: Annotated[
         bool,
         typer.Option(
