@@ -18,6 +18,7 @@ install:
 dev:
 	@requirements/install.sh dev
 	@requirements/data-juicer.sh || echo "install: without Data-Juicer; its tests will be skipped" >&2
+	@requirements/separate.sh games
 
 quickstart: install
 	@.venv/bin/trinity quickstart --out "$$OUT" --seed "$$SEED"
@@ -41,4 +42,4 @@ generated:
 	$(PY) -m trinity_core.cli schema --json > configs/schema.json
 
 clean:
-	rm -rf .venv .venv-data-juicer runs checkpoints
+	rm -rf .venv .venv-* runs checkpoints

@@ -14,17 +14,15 @@ from flows.local.supervisor import RESTARTS
 from trinity_core.addresses import LOOPBACK
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
-Restarts = Annotated[
-    int, typer.Option(help="How many times an hour a run that was killed is started again; 0: never.", min=0)
-]
-MlflowPort = Annotated[int, typer.Option(help="Port of MLflow, on 127.0.0.1; 0: none.", min=0, max=65535)]
-StudioPort = Annotated[int, typer.Option(help="Port of Studio, on 127.0.0.1; 0: none.", min=0, max=65535)]
+Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
+MlflowPort = Annotated[int, typer.Option(help="Port of MLflow on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
+StudioPort = Annotated[int, typer.Option(help="Port of Studio on 127.0.0.1; 0: do not serve it.", min=0, max=65535)]
 Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
 @app.command()
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
-    """Run a configuration here and now, with all its stages; no server needs to be up."""
+    """Run a configuration with all its stages in this process; needs no running server."""
     from flows.local.connection import PrefectConnection
     from trinity_core.runtime.placement import flow_of
     from trinity_core.runtime.preflight.checks import load_ready
@@ -49,7 +47,7 @@ def evaluate(
     ] = "latest",
     stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
     run: Annotated[
-        str, typer.Option(help="Name of the run, where it got a folder of its own (continue_from_checkpoint: false).")
+        str, typer.Option(help="Name of a run in a folder of its own (continue_from_checkpoint: false).")
     ] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
@@ -78,7 +76,7 @@ def curate(
     plugin_dir: PluginDir = None,
     stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
 ) -> None:
-    """Run a configuration's task pipeline: filter, order and split its tasks before a run does it."""
+    """Run a configuration's task pipeline, which filters, orders and splits tasks."""
     from flows.local.connection import PrefectConnection
     from trinity_core.runtime.configuration import load_checked
 
@@ -107,7 +105,7 @@ def quickstart(
 
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
-    """Make a folder to work in: recipes, the deployments of `trinity up`, docs."""
+    """Create a project folder: recipes, the deployments of `trinity up`, docs."""
     from flows.project import init_project
 
     typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
@@ -134,13 +132,13 @@ def up(
     typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
     for page in pages:
         if page.name in state.pages:
-            typer.echo(f"{page.title:11} {state.pages[page.name]}")
+            typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")
     typer.echo("Try         prefect deployment run rft/gsm8k --watch")
 
 
 @app.command()
 def down() -> None:
-    """Stop exactly what `trinity up` has started in this folder."""
+    """Stop everything that `trinity up` started in this folder; runs save first."""
     from flows.local.commands import down as stop
 
     typer.echo("Everything is down." if stop(Path.cwd(), typer.echo) else "Nothing was up in this folder.")
@@ -161,11 +159,11 @@ def studio(
         Path | None, typer.Option("--plugin-dir", help="Folder of Python files that bring sections to the form.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to serve on. Others than this machine reach it with a token, which is printed.")
+        str, typer.Option(help="Address to serve on. Other machines need a token, which is printed.")
     ] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 4220,
 ) -> None:
-    """Make configurations, start runs and compare them in the browser. Loopback only, unless --host is given."""
+    """Edit configurations, start and compare runs in the browser. Loopback only, unless --host is given."""
     from flows.local.pages import serve_studio
 
     serve_studio(Path.cwd(), file, plugin_dir, host, port)
@@ -181,7 +179,7 @@ def main() -> None:
         if isinstance(end.__context__, ServerLost):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # At exit Prefect tries to send each event that is left, for 7 s, to a server that is no more.
+            os._exit(1)  # At exit Prefect would try for 7 s to send each remaining event to a server that is gone.
         raise
 
 

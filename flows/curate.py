@@ -15,6 +15,6 @@ from trinity_core.runtime import driver
 
 @flow(name="curate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
-    """Run the configuration's task pipeline, unless its output is there; a killed one goes on where it was."""
+    """Run the configuration's task pipeline, unless its output exists; a killed one resumes."""
     with retry_only_transient_faults():
         return driver.curate(load(config, overrides).config, stage, PREFECT)

@@ -1,4 +1,4 @@
-"""How a flow gets its configuration: from its file, or from the command that has loaded and checked it just now."""
+"""How a flow gets its configuration: from its file, or as a value from the command that has just loaded it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)
 
 
 def load(file: str, overrides: Sequence[str]) -> Loaded:
-    """The configuration of a flow: loaded, unless `run_flow` was given what this file and these overrides make."""
+    """Load the configuration of a flow, or take the value that `run_flow` was given for this file and these
+    overrides."""
     known = _LOADED.get()
     if known is not None and (known.file, list(known.overrides)) == (file, list(overrides)):
         return known
@@ -39,7 +40,7 @@ def load(file: str, overrides: Sequence[str]) -> Loaded:
 
 
 def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
-    """Run the flow `name` of `flows/` here, which takes `loaded` in place of loading its file; its result.
+    """Run the flow `name` of `flows/` in this process with the `loaded` configuration; its result.
 
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """

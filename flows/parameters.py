@@ -16,7 +16,7 @@ from trinity_core.errors import TrinityError
 
 
 def _shown(title: str, description: str) -> FieldInfo:
-    """How the UI calls a parameter, and what it says of it.
+    """A parameter's title and description in the UI.
 
     As extra keys of the schema: Prefect puts a title of its own, the parameter's name, in the place of a field's, and
     for the description takes only what stands in the flow's docstring.
@@ -26,7 +26,7 @@ def _shown(title: str, description: str) -> FieldInfo:
 
 
 Override = Annotated[str, Field(pattern=r"^[^=]*[^=.\[\]\s][^=]*=", examples=["buffer.total_steps=100"])]
-"""One setting, as `dotted.key=value`: what `load_config` takes for one."""
+"""One setting, as `dotted.key=value`, as `load_config` accepts it."""
 
 
 def _digits_as_text(value: object) -> object:
@@ -107,14 +107,14 @@ RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task"),
 
 
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
-    """The overrides, followed by one for each main setting that is given; of a stage's own, if a stage is named."""
+    """The overrides, and one more for each main setting that is given; for the stage if one is named."""
     prefix = f"stages.{stage}." if stage else ""
     added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
     return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
 
 
 def check_which(which: str) -> None:
-    """Say now what the flow would say once it runs. Raises TrinityError where `which` is no `Which`."""
+    """Refuse a wrong `which` before the flow starts. Raises TrinityError."""
     try:
         TypeAdapter(Which).validate_python(which)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""The whole way of a configuration with stages: each stage a subflow, from the model of the stage before."""
+"""A configuration with stages: each stage is a subflow that starts from the previous stage's model."""
 
 from __future__ import annotations
 

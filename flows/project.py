@@ -27,7 +27,7 @@ IGNORED = "/runs/\n/checkpoints/\n/.trinity/\n/prefect.toml\n"
 
 
 def init_project(folder: Path) -> Path:
-    """Write a project into `folder`, which is made; returns it.
+    """Create a project in the new folder `folder`; returns it.
 
     Raises TrinityError, and writes nothing, if one of its files is there already.
     """
@@ -35,7 +35,7 @@ def init_project(folder: Path) -> Path:
     texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED}
     if there := [name for name in (*COPIED, *texts) if (folder / name).exists()]:
         raise TrinityError(
-            f"{folder} has {', '.join(there)} already, which `trinity init` would write: choose a new folder"
+            f"{folder} already has {', '.join(there)}, which `trinity init` would write: choose a new folder"
         )
     copy_project(source, folder)
     for name, text in texts.items():

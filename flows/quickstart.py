@@ -1,4 +1,4 @@
-"""`trinity quickstart`: a tiny model, data of its own, the whole pipeline, and a summary for people and scripts."""
+"""`trinity quickstart`: makes a tiny model and its data, runs the whole pipeline, and writes a summary."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from trinity_core.tracking.mlflow_writer import ui_command
 
 DEFAULT_OUT = Path("runs/quickstart")
 NOTE = "quickstart.json"
-"""In each folder of a quick start: its seed."""
+"""File in each folder of a quick start that records its seed."""
 VIEWERS = ("xdg-open", "open")
 """Programs that open a picture on a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
-    """Make model and data in `out` and run everything; the summary's text, which `<out>/summary.json` has as JSON.
+    """Make model and data in `out` and run the pipeline; the summary as text, also in `<out>/summary.json`.
 
-    The run is where `trinity up` looks for runs, under `run_name`. Raises TrinityError where `out` or the run is of
-    another seed, and would be taken for this one's, or there is no such configuration.
+    The run's folder is below the one that `trinity up` shows, named `run_name`. Raises TrinityError if `out` or the run
+    belongs to another seed, or if the configuration does not exist.
     """
     if not config.is_file():
         raise TrinityError(f"There is no {config} here. `trinity init FOLDER` makes a project; go there and try again.")
@@ -61,7 +61,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
 def run_name(out: Path) -> str:
     """The last part of `out`, with eight hexadecimal digits of its path unless it is `DEFAULT_OUT`.
 
-    All runs are in one folder, where those of `a/first` and `b/first` must not be the same.
+    All runs are in one folder, and `a/first` and `b/first` are different runs.
     """
     name = re.sub(r"[^\w.-]+", "-", out.absolute().name)
     if out.absolute() == DEFAULT_OUT.absolute():
@@ -70,9 +70,9 @@ def run_name(out: Path) -> str:
 
 
 def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
-    """Note whose quick start `out` and the folders of the run and its stages hold.
+    """Record in `out` and the folders of the run and its stages which seed they belong to.
 
-    Raises TrinityError if one of them is another seed's; then nothing is noted.
+    Raises TrinityError, and records nothing, if one of them belongs to another seed.
     """
     folders = list(dict.fromkeys([out, *run_folders]))
     for folder in folders:
@@ -114,14 +114,14 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
 
 
 def as_text(summary: dict[str, Any], out: Path) -> str:
-    """The summary on one screen, with the command that opens each thing: to be pasted here, as nothing is activated."""
+    """The summary on one screen, with commands to open each part that work without an activated environment."""
     accuracy = "  ".join(
         f"{title} {summary[key]:.3f}"
         for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
     )
     seconds = "  ".join(f"{name} {value:.0f} s" for name, value in summary["stage_seconds"].items())
     steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())
-    python = shown(sys.executable)
+    python, trinity = shown(sys.executable), shlex.quote(shown(str(Path(sys.executable).with_name("trinity"))))
     model = f"transformers.AutoModelForCausalLM.from_pretrained({json.dumps(shown(summary['hf_dir']))})"
     store, curve = summary["mlflow_uri"], summary["curve"]
     viewer = next(filter(which, VIEWERS), None)
@@ -134,6 +134,7 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
         "MLflow": [store, ui_command(store, python)] if store else ["not used (monitor.monitor_type)"],
         "curve": [curve, shlex.join([viewer, shown(curve)])] if curve and viewer else [str(curve)],
         "summary": [str(out / "summary.json")],
+        "pages": ["all of this, the rollouts and a form for runs of your own", f"{trinity} up"],
     }
     return "\n" + "\n".join(f"{name:11} " + "\n            ".join(lines) for name, lines in rows.items())
 

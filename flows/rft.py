@@ -1,4 +1,4 @@
-"""Reinforcement fine-tuning: explorer and trainer beside each other."""
+"""Reinforcement fine-tuning: explorer and trainer run concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explorers and a trainer as runs of their own, beside each other in one flow run."""
+"""Explorers and a trainer as separate runs within one flow run."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from enum import Enum
 
+from studio.launch import Launch, start_process
 from studio.prefect_runs import PrefectRuns
 from studio.runs import Run
 from studio.settings import StudioSettings
-from studio.started_processes import Launch, start_process
-from trinity_core.tracking.run_record import RunState
+from trinity_core.tracking.run_record import RunState, read_record
 
 
 class Action(Enum):
@@ -36,14 +38,12 @@ def hindrance(action: Action, run: Run) -> str:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
-        case Action.CANCEL if _deployed(run) is None and run.own_process is None:
-            return "The run was started by a command: press Ctrl+C in its terminal."
-        case Action.RETRY if _deployed(run) is None and run.own_process is None:
-            return "The run was started by a command: give the command again (below, Commands)."
+        case Action.CANCEL if _deployed(run) is None and _own_process(run) is None:
+            return "No process of this machine leads the run: press Ctrl+C in its terminal."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
-        case Action.EVALUATE if run.launch is None:
-            return "The run's configuration file is not known."
+        case Action.EVALUATE | Action.RETRY if run.launch is None and _deployed(run) is None:
+            return "The run's configuration was not recorded, or has secrets: give the command yourself."
         case Action.EVALUATE | Action.CONVERT if run.folder is None:
             return "The run has no checkpoints yet."
     return ""
@@ -75,15 +75,14 @@ def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
     for deployment, name in found.items():
         PrefectRuns(settings.api_url).start(deployment, run.name, launch.parameters)
         return f"Started {name}."
-    project, name = _names(run)
-    return f"Started process {start_process(launch, project, name, settings).pid}."
+    return f"Started process {start_process(launch, run.name, settings).pid}."
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
-    if run.own_process is not None and run.own_process.alive():
-        run.own_process.cancel()
-    elif run.flow_run is not None:
-        PrefectRuns(settings.api_url).cancel(run.flow_run.id, run.state is not RunState.WAITING)
+    if (deployed := _deployed(run)) is not None:
+        PrefectRuns(settings.api_url).cancel(deployed, run.state is not RunState.WAITING)
+    elif (pid := _own_process(run)) is not None:
+        os.kill(pid, signal.SIGTERM)
     else:
         return "Its process has ended already."
     return (
@@ -92,12 +91,11 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
-    if run.own_process is not None:
-        return f"Started process {start_process(run.own_process.launch, *_names(run), settings).pid}."
-    deployed = _deployed(run)
-    assert deployed is not None
-    PrefectRuns(settings.api_url).retry(deployed)
-    return "A worker will start it again from its latest checkpoint."
+    if (deployed := _deployed(run)) is not None:
+        PrefectRuns(settings.api_url).retry(deployed)
+        return "A worker will start it again from its latest checkpoint."
+    assert run.launch is not None
+    return f"Started process {start_process(run.launch, run.name, settings).pid}."
 
 
 def _deployed(run: Run) -> str | None:
@@ -105,6 +103,7 @@ def _deployed(run: Run) -> str | None:
     return run.flow_run.id if run.flow_run is not None and run.flow_run.deployment else None
 
 
-def _names(run: Run) -> tuple[str, str]:
-    project, _, name = run.name.partition("/")
-    return project, name
+def _own_process(run: Run) -> int | None:
+    """The id of the process that leads the run, if it is one of this machine's."""
+    record = read_record(run.folder) if run.folder is not None else None
+    return record.pid if record is not None and record.works_here else None

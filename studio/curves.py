@@ -80,7 +80,7 @@ def chart(
     import altair as alt
 
     rows = rows_of(curves, metric, smoothing)
-    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False)
+    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False, padding=6)
     x = alt.X(by, type="quantitative", title=by, axis=alt.Axis(format="~s", tickMinStep=1))
     colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)

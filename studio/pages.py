@@ -26,7 +26,7 @@ a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px soli
   .stColumn:has(> .stVerticalBlock > .stLayoutWrapper > .st-key-beside), .stColumn:has(.st-key-beside) {
     position: sticky; top: 4rem; align-self: flex-start; max-height: calc(100vh - 5rem); overflow-y: auto }
 }
-@media (max-width: 1099px) { .stMainBlockContainer { padding-bottom: 6rem }
+@media (max-width: 1099px) { .stMainBlockContainer { padding: 4rem 1rem 6rem }
   .st-key-actions { position: fixed; bottom: 0; left: 0; right: 0; z-index: 9; padding: .6rem 1rem;
     backdrop-filter: blur(14px); border-top: 1px solid #8885 }
   .stHorizontalBlock:has(.st-key-beside) { flex-direction: column }

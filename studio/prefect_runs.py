@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
-MOST_RUNS = 60
+MOST_RUNS = 200
 SOON = timedelta(minutes=1)
 """Runs that a schedule has made for later are not shown before."""
 
@@ -32,8 +32,6 @@ class FlowRunSeen:
     message: str = ""
     began: datetime | None = None
     ended: datetime | None = None
-    parent: str = ""
-    """The flow run of which it is a part."""
     deployment: str = ""
     """Its deployment's id; empty for one that a command started."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -48,13 +46,16 @@ class PrefectRuns:
         self._api_url = api_url
 
     def recent(self) -> list[FlowRunSeen]:
-        """The newest flow runs, with those that are parts of others; the newest first."""
+        """The newest flow runs, also those that are parts of others; the newest first."""
+        from prefect.client.schemas.filters import FlowRunFilter
+        from prefect.client.schemas.sorting import FlowRunSort
+
+        until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
+        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
         with api_client(self._api_url) as client:
-            found = _top_runs(client)
-            parts = _parts(client, found)
+            found = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
-            parents = _parents(client, parts)
-        return [_seen(run, flows, parents.get(run.parent_task_run_id, "")) for run in (*found, *parts)]
+        return [_seen(run, flows) for run in found]
 
     def deployments(self, flow: str) -> dict[str, str]:
         """Deployments of a flow whose runs take one `config`: id → `flow/name`."""
@@ -91,38 +92,11 @@ class PrefectRuns:
             client.set_flow_run_state(UUID(run), state, force=True)
 
 
-def _top_runs(client: SyncPrefectClient) -> list[FlowRun]:
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    until = {"expected_start_time": {"before_": datetime.now(UTC) + SOON}}
-    wanted = FlowRunFilter.model_validate({"parent_task_run_id": {"is_null_": True}, **until})
-    return client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=MOST_RUNS)
-
-
-def _parts(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
-    """The subflow runs of these runs, the first to begin first."""
-    from prefect.client.schemas.filters import FlowRunFilter
-
-    wanted = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run.id for run in runs]}})
-    found = client.read_flow_runs(flow_run_filter=wanted) if runs else []
-    return sorted(found, key=lambda run: run.expected_start_time or datetime.max.replace(tzinfo=UTC))
-
-
-def _parents(client: SyncPrefectClient, parts: Sequence[FlowRun]) -> dict[Any, str]:
-    """Task run that stands for a subflow in its parent → the parent's id."""
-    from prefect.client.schemas.filters import TaskRunFilter
-
-    wanted = TaskRunFilter.model_validate({"id": {"any_": [run.parent_task_run_id for run in parts]}})
-    found = client.read_task_runs(task_run_filter=wanted) if parts else []
-    return {task.id: str(task.flow_run_id) for task in found}
-
-
 def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:
     return {flow.id: flow.name for flow in client.read_flows()}
 
 
-def _seen(run: FlowRun, flows: Mapping[Any, str], parent: str) -> FlowRunSeen:
+def _seen(run: FlowRun, flows: Mapping[Any, str]) -> FlowRunSeen:
     state = run.state
     tags = dict(tag.split(":", 1) for tag in run.tags if ":" in tag)
     return FlowRunSeen(
@@ -134,7 +108,6 @@ def _seen(run: FlowRun, flows: Mapping[Any, str], parent: str) -> FlowRunSeen:
         message=(state.message or "") if state else "",
         began=run.start_time,
         ended=run.end_time,
-        parent=parent,
         deployment=str(run.deployment_id or ""),
         parameters=run.parameters,
         tags=tags,

@@ -59,7 +59,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
             for part in stages or [run]:
                 show_checkpoints(part, settings)
         case "Logs":
-            show_logs(stages or [run], run)
+            show_logs(stages or [run], run, settings)
         case "Commands":
             show_commands(run, settings)
         case _:
@@ -251,16 +251,15 @@ def show_card(title: str, about: str) -> None:
         st.caption(escaped(about))
 
 
-def show_logs(runs: Sequence[Run], run: Run) -> None:
-    """The end of a log of the run's actors, or of the process that Studio has started."""
+def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
+    """The end of a log of the run's actors, or of a process that Studio has started."""
     logs = {
         f"{each.name.rpartition('/')[2]}: {path.relative_to(each.folder / 'log')}": path
         for each in {part.name: part for part in (*runs, run)}.values()
         if each.folder is not None
         for path in sorted((each.folder / "log").glob("**/*.log"))
     }
-    if run.process is not None:
-        logs = {"started by Studio": Path(run.process.log)} | logs
+    logs |= {f"started by Studio: {path.name}": path for path in settings.logs_of(run.name).glob("*.log")}
     if not logs:
         st.info("No logs yet: they appear once the run's actors have started.")
         return

@@ -1,4 +1,4 @@
-"""All runs: the folders below the checkpoints, with their flow runs in Prefect and the processes of Studio."""
+"""All runs: the folders below the checkpoints, with their flow runs in Prefect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 from studio.config_draft import value_at
 from studio.curves import Curves, curves_of
+from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
-from studio.started_processes import Launch, StartedProcess
 from trinity_core.checkpoints.resume import read_meta
+from trinity_core.config.public import MASK
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.metrics_file import metrics_path
@@ -93,8 +94,6 @@ class Run:
     parent: str = ""
     """The name of the pipeline's run."""
     flow_run: FlowRunSeen | None = None
-    process: StartedProcess | None = None
-    """The latest that Studio has started for it."""
 
     @property
     def began(self) -> datetime | None:
@@ -102,24 +101,17 @@ class Run:
         return self.files.began or (self.flow_run.began if self.flow_run else None)
 
     @property
-    def own_process(self) -> StartedProcess | None:
-        """The process of its latest attempt; None if Studio did not start that, or a worker has it."""
-        process, worker = self.process, self.flow_run
-        if process is None or worker is None or not worker.deployment or process.alive():
-            return process
-        is_over = PREFECT_STATES.get(worker.kind, RunState.UNKNOWN).is_over
-        is_newer = worker.began is None or worker.began.timestamp() > process.started
-        return None if is_newer or not is_over else process
-
-    @property
     def launch(self) -> Launch | None:
-        """How it was started; None if that is not known."""
-        if self.own_process is not None:
-            return self.own_process.launch
+        """How it is started again: as its flow run was, else from the configuration that its folder has.
+
+        None if that has no configuration, or one whose secrets are masked.
+        """
         given = self.flow_run.parameters if self.flow_run is not None else {}
-        if not given.get("config") or not isinstance(given["config"], str):
+        if isinstance(file := given.get("config"), str) and file:
+            return Launch(self.flow, file, tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+        if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
-        return Launch(self.flow, given["config"], tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+        return Launch(self.flow, str(config_path(self.folder)))
 
     def seconds(self, now: datetime) -> float | None:
         """How long the latest attempt has taken so far; None if it has not begun."""
@@ -128,26 +120,14 @@ class Run:
         return max((until - self.began).total_seconds(), 0.0) if self.began and until else None
 
 
-def find_runs(
-    checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = (), processes: Sequence[StartedProcess] = ()
-) -> list[Run]:
+def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
     """All runs, the newest first, each followed by its stages."""
     folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
     by_name = {_name_of(run): run for run in reversed(flow_runs) if run.flow not in SIDE_FLOWS}
-    started = {
-        f"{each.project}/{each.name}": each for each in reversed(processes) if each.launch.flow not in SIDE_FLOWS
-    }
-    runs = {
-        name: _run(name, folders.get(name), by_name.get(name), started.get(name))
-        for name in dict.fromkeys([*folders, *by_name, *started])
-    }
+    runs = {name: _run(name, folders.get(name), by_name.get(name)) for name in dict.fromkeys([*folders, *by_name])}
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
-    ids = {run.flow_run.id: name for name, run in runs.items() if run.flow_run is not None}
-    for name, run in runs.items():  # a pipeline that has no folder yet
-        if run.flow_run is not None and run.flow_run.parent in ids:
-            parents.setdefault(name, ids[run.flow_run.parent])
     named = {name: replace(run, parent=parents.get(name, "")) for name, run in runs.items()}
     return list(_nested([_with_stages(run, named) for run in named.values()]))
 
@@ -203,9 +183,9 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 
 def _short_model(model: str) -> str:
-    """A hub name, the name of a folder, or the run and step of a checkpoint."""
+    """A hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
     made_in = next((folder for folder in Path(model).parents if step_of(folder) is not None), None)
-    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else model.rstrip("/").rpartition("/")[2]
+    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else "/".join(Path(model).parts[-2:])
 
 
 def _is_run(path: Path) -> bool:
@@ -228,7 +208,7 @@ def _name_of(run: FlowRunSeen) -> str:
     return "/".join(named) if all(named) else run.title
 
 
-def _run(name: str, folder: Path | None, flow_run: FlowRunSeen | None, process: StartedProcess | None) -> Run:
+def _run(name: str, folder: Path | None, flow_run: FlowRunSeen | None) -> Run:
     files = read_files(folder) if folder is not None else RunFiles()
     state, detail = files.state, ""
     if flow_run is not None:
@@ -237,11 +217,7 @@ def _run(name: str, folder: Path | None, flow_run: FlowRunSeen | None, process: 
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
         detail = flow_run.message if state is seen else ""
-    if process is not None and folder is None and flow_run is None:
-        state = RunState.RUNNING if process.alive() else RunState.FAILED
-        detail = "" if process.alive() else process.last_line()
-    flow = flow_run.flow if flow_run is not None else process.launch.flow if process is not None else ""
-    return Run(name, state, folder, files, detail, flow, flow_run=flow_run, process=process)
+    return Run(name, state, folder, files, detail, flow_run.flow if flow_run is not None else "", flow_run=flow_run)
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:

@@ -11,7 +11,6 @@ from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.run_page import page_of_runs, show_comparison, show_run
 from studio.runs import Run, find_runs
 from studio.settings import StudioSettings
-from studio.started_processes import started_processes
 from studio.texts import duration, score_text
 from tasks.retries import api_faults
 
@@ -52,7 +51,7 @@ def draw(names: Sequence[str], settings: StudioSettings) -> None:
 
 def known_runs(settings: StudioSettings) -> list[Run]:
     """All runs, also while Prefect does not answer."""
-    return find_runs(settings.checkpoints, flow_runs(settings), started_processes(settings.state))
+    return find_runs(settings.checkpoints, flow_runs(settings))
 
 
 def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import altair as altair
-from starlette.datastructures import MutableHeaders
+import streamlit
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse
-from starlette.routing import Mount
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit.starlette import App
 
 from studio import checked_draft as checked_draft
-from studio.access import TOKEN_VARIABLE, admits, is_local
-from studio.settings import studio_settings
+from studio.access import admits, is_local
+from studio.settings import StudioSettings
 from tasks.retries import api_faults
 from trinity_core.page_notes import ROLLOUTS
 from trinity_core.view.app import make_app
@@ -25,7 +23,9 @@ from trinity_core.view.serving_page import OWN_NAMES
 from trinity_core.view.viewed_run import RunFolders
 
 COOKIE = "trinity_studio"
-BASE = b"<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
+PAGES = ("/", "/configuration", "/runs")
+INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
+BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
 """Tells Streamlit where its server is: at an address such as /runs it would look below that first, and be refused."""
 
 
@@ -48,48 +48,20 @@ class Guard:
             await PlainTextResponse("Add ?token=… with the token that Studio printed.", 401)(scope, receive, send)
 
 
-class Based:
-    """Puts `BASE` into Streamlit's page."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts: list[Message] = []
-
-        async def based(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=message["headers"])
-                if headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers:
-                    parts.append(message)
-                    return
-            if parts and message["type"] == "http.response.body":
-                parts.append(message)
-                if not message.get("more_body"):
-                    await whole(parts, send)
-                return
-            await send(message)
-
-        own = scope["type"] == "http" and not scope["path"].startswith((ROLLOUTS, "/static"))
-        if own:
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in (b"accept-encoding", b"range")]
-        await self._app(scope, receive, based if own else send)
+def page(_request: Request) -> HTMLResponse:
+    """Streamlit's page with `BASE` in its head."""
+    return HTMLResponse(INDEX.read_text(encoding="utf-8").replace("<head>", BASE, 1))
 
 
-async def whole(parts: list[Message], send: Send) -> None:
-    """Send a page in one piece, with `BASE` in its head."""
-    body = b"".join(part["body"] for part in parts[1:]).replace(b"<head>", BASE, 1)
-    MutableHeaders(raw=parts[0]["headers"])["content-length"] = str(len(body))
-    await send(parts[0])
-    await send({"type": "http.response.body", "body": body})
-
-
-# What the pages need is imported before anyone asks for one: a first page would stay blank meanwhile.
-api_faults()
-place = studio_settings(sys.argv[1:])
-rollouts = make_app(RunFolders(place.checkpoints), [*OWN_NAMES, place.host] if is_local(place.host) else ["*"])
-app = App(
-    Path(__file__).with_name("pages.py"),
-    middleware=[Middleware(Based)],
-    routes=[Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))])],
-)
+def studio_app(settings: StudioSettings, token: str) -> App:
+    """The application. What the pages need is imported before anyone asks for one: a first page would stay blank."""
+    api_faults()
+    hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
+    rollouts = make_app(RunFolders(settings.checkpoints), hosts)
+    return App(
+        Path(__file__).with_name("pages.py"),
+        routes=[
+            *(Route(path, page) for path in PAGES),
+            Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=token)]),
+        ],
+    )

@@ -24,7 +24,7 @@ class StudioSettings:
     checkpoints: Path
     """`checkpoint_root_dir` of the runs that are shown."""
     state: Path
-    """Records and logs of the processes that Studio has started."""
+    """Unsaved changes, and logs of the processes that Studio has started."""
     api_url: str = ""
     """Prefect's API (PREFECT_API_URL); empty: there is none, and runs start as processes."""
     plugin_dir: Path | None = None
@@ -36,6 +36,10 @@ class StudioSettings:
     def drafts(self) -> Path:
         """Folder of unsaved changes."""
         return self.state / "drafts"
+
+    def logs_of(self, run: str) -> Path:
+        """Folder of what the processes that Studio has started for `project/name` have printed."""
+        return self.state / "logs" / run
 
     def shown(self, path: Path) -> str:
         """A path as a person reads it: relative to the root if it is below that."""

@@ -11,9 +11,9 @@ import streamlit as st
 
 from studio.checked_draft import CheckedDraft
 from studio.config_draft import ConfigDraft
+from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
-from studio.started_processes import Launch, start_process, trinity
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
@@ -55,7 +55,8 @@ def start_form(
         with st.spinner("Opening model and data …"):
             against = refusals(draft, settings)
         if not against:
-            start(Launch(found.flow, str(draft.file)), found.config, place, settings)
+            with st.spinner("Starting …"):
+                start(Launch(found.flow, str(draft.file)), found.config, place, settings)
     except START_FAULTS as error:
         st.error(f"It does not start: {error}")
         return
@@ -99,7 +100,7 @@ def with_file(
 def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> None:
     """Start a flow of a checked configuration."""
     if place == HERE:
-        start_process(launch, config.project, config.name, settings)
+        start_run(launch, f"{config.project}/{config.name}", config.job_dir, settings)
     else:
         PrefectRuns(settings.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
 

@@ -1,1 +1,1 @@
-"""What Prefect adds to a run: its steps as tasks and subflows, retries, artifacts, names, a person's verdicts."""
+"""What Prefect adds to a run: tasks and subflows, retries, artifacts, run names, a person's verdicts."""

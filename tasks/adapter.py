@@ -1,4 +1,4 @@
-"""The driver's steps as Prefect tasks and subflows, with artifacts of what they do."""
+"""The driver's steps as Prefect tasks and subflows, with artifacts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 class PrefectAdapter(Adapter):
-    """To be used within a flow. Steps are passed as closures: their values stay in this process."""
+    """Use it within a flow. Steps are closures: their values stay in this process."""
 
     report = LiveReport
 
     def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
-        """Run the step as a task; a `patient` one has retries of its own, for a flow of several runs has none."""
+        """Run the step as a task; a `patient` one has its own retries, because a flow of several runs has none."""
         as_task = patient_task(name) if patient else task(name=name, cache_policy=NO_CACHE, persist_result=False)
         return as_task(step)()
 
@@ -49,7 +49,7 @@ class PrefectAdapter(Adapter):
             with retry_only_transient_faults():
                 results.append(run())
 
-        # By this name Prefect finds the subflow's run again where the flow above it is started once more.
+        # By this name Prefect finds the subflow's run again when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -67,7 +67,7 @@ class PrefectAdapter(Adapter):
             )
             for name, component in components.items()
         }
-        # What a task's thread returns is a state; asked of the Prefect future it would cost a call of Prefect's API.
+        # The wrapped future holds the state; the Prefect future would need an API call for it.
         wait_for_all(
             run,
             [future.wrapped_future for future in futures.values()],
@@ -82,7 +82,7 @@ class PrefectAdapter(Adapter):
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
-        """As Prefect counts the attempts at the flow run, or at the stage's own."""
+        """By Prefect's count of attempts at the flow run, or at the stage's subflow run."""
         return bool(flow_run.run_count > 1)
 
     def announce(self, config: Config, stage: str) -> None:
@@ -92,7 +92,7 @@ class PrefectAdapter(Adapter):
         show_if_possible(lambda: begin_summary(config))
 
     def judged(self, stage: Stage) -> Stage:
-        """Ask a person on Prefect's page where verdicts are missing."""
+        """Ask a person on Prefect's page if verdicts are missing."""
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().judged(stage)

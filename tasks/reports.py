@@ -37,21 +37,24 @@ log = logging.getLogger(__name__)
 BAR = 20
 """Characters of a bar of progress."""
 LAST_SECONDS = 300.0
-"""For the report before the last one; a Prefect API that is away is waited for."""
+"""Limit for the pending report before the last one, while Prefect's API is down."""
 ANSWER_SECONDS = 5.0
-"""For a sign of life of Prefect's API."""
+"""Limit for an answer to a health check of Prefect's API."""
 
 
 def artifact_key(config: Config, kind: str) -> str:
-    """The key under which a run's artifact is found: `<project>-<name>-<kind>`."""
-    words = f"{config.project} {config.name} {kind}".lower()
+    """The key under which a run's artifact is found: `<project>-<name>-<kind>`, of an evaluation `-evaluation-<kind>`.
+
+    Prefect's page shows of each key the artifact that was made last: an evaluation must not stand for its run.
+    """
+    words = f"{config.project} {config.name} {'evaluation ' * (config.mode == 'bench')}{kind}".lower()
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
 
 
 def label_run(project: str, name: str, stage: str, *more: str) -> None:
     """Name and tag the current flow run: `<flow> <project>/<name>`, with tags for project, name and stage.
 
-    A later attempt has its number at the end. If Prefect's API does not take them, the run goes on without.
+    A later attempt has its number at the end. If Prefect's API refuses them, the run continues without.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -73,14 +76,14 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
 
 
 _failed = threading.Event()
-"""Set while the last attempt to show something in Prefect has failed."""
+"""Set if the last attempt to show something in Prefect failed."""
 
 
 def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None:
-    """Show something in Prefect. What keeps it from being shown (no API, no disk for the picture) is said once.
+    """Show something in Prefect. A failure (no API, no disk space for the picture) is logged once.
 
-    It does not end a run. After a failure Prefect's API must give a sign of life before it is asked for more: each
-    request to an API that is away takes long.
+    It never ends a run. After a failure nothing is sent until Prefect's API answers a health check, because requests to
+    an API that is down take long.
     """
     if needs_api and _failed.is_set() and not _api_answers():
         return
@@ -89,7 +92,7 @@ def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None
         show()
     except faults as error:
         if not _failed.is_set():
-            get_run_logger().warning("The run continues, but Prefect does not show all of it: %s", error)
+            get_run_logger().warning("The run continues, but Prefect cannot show all of it: %s", error)
         _failed.set()
     else:
         if needs_api:
@@ -119,7 +122,8 @@ class LiveReport(ProgressReport):
         show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
 
     def report_if_due(self) -> None:
-        """As `report`, in a thread: while Prefect's API does not answer, the run must hear of signals and losses."""
+        """As `report`, in a thread: while Prefect's API does not answer, the run must still notice signals and
+        losses."""
         if self._reporting is not None:
             if not self._reporting.done():
                 return
@@ -150,10 +154,10 @@ class RunPage:
     """What the summary of a flow run shows."""
 
     progress: dict[str, str] = field(default_factory=dict)
-    """Source of metrics → how far it is."""
+    """Source of metrics → its progress."""
     results: str = ""
     artifacts: dict[str, UUID] = field(default_factory=dict)
-    """Key → artifact that this process has made, which is updated from then on."""
+    """Key → artifact that this process created; it is updated from then on."""
 
 
 _PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
@@ -182,17 +186,16 @@ def _put(key: str, text: str, description: str) -> None:
 
 
 def begin_summary(config: Config) -> None:
-    """Show the summary of an attempt that begins: its links."""
+    """Show the summary of a new attempt: links only."""
     page = _PAGES[_flow_run()]
     page.progress, page.results = {}, ""
     _show_page(config, "starting")
 
 
 def _links(config: Config) -> str:
-    """The run in Studio and MLflow, as far as they are served; commands for what is not."""
+    """Links to the run in Studio and MLflow if they are served, otherwise commands."""
     root, folder = config.job_dir.parent.parent, shlex.quote(str(config.job_dir))
     links = studio_links(root, f"{config.project}/{config.name}")
-    links = links or [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
     if config.monitor.monitor_type == "mlflow":
         uri = str(config.monitor.monitor_args.get("uri") or default_uri(root))
         # MLflow has no run before the run's first metrics.
@@ -210,7 +213,7 @@ def _show_page(config: Config, title: str) -> None:
 
 
 def show_curve(config: Config) -> None:
-    """Draw the learning curve anew and show it: the picture is in the text, and needs no file server."""
+    """Redraw the learning curve and show it; the picture is embedded, so no file server is needed."""
     path = draw_curve(config.job_dir, f"{config.project} / {config.name}")
     if path is not None:
         picture = base64.b64encode(path.read_bytes()).decode()

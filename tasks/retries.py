@@ -1,4 +1,4 @@
-"""Which failures Prefect retries: only those that another attempt can get past."""
+"""Which failures Prefect retries: only transient ones."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RETRIES = 2
 RETRY_DELAY = 5
 """Seconds before each."""
 LONG_SECONDS = 3600.0
-"""An attempt that lasts so long has got somewhere."""
+"""An attempt that lasts this long counts as progress: the retries start over."""
 _RENEWED: set[UUID] = set()
-"""Runs that were given their retries since this process began."""
+"""Runs whose retries this process has restored."""
 
 
 class OneLine(logging.Filter):
@@ -58,11 +58,11 @@ def show_our_log() -> None:
 
 @contextmanager
 def retry_only_transient_faults() -> Iterator[None]:
-    """Within a flow: any other failure takes away the retries that are left, and fails the run at once.
+    """Within a flow: any other failure cancels the remaining retries and fails the run at once.
 
-    So does any failure of a run that has been asked to end, together with those beside it. Each start of the run's
-    process, and each attempt that has lasted an hour, has all retries of the flow before it: Prefect counts the
-    attempts of a run's whole life, and a run that is killed or started anew now and then would soon have none left.
+    So does any failure of a run that has been asked to end together with others. Each start of the run's process, and
+    each attempt that lasts an hour, restores all retries: Prefect counts the attempts of a run's whole life, so a run
+    that is restarted now and then would soon have none left.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
@@ -88,7 +88,7 @@ def retry_only_transient_faults() -> Iterator[None]:
 
 
 def patient_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """A task that is tried again after a transient fault, for a flow of several runs: each has retries, and it none."""
+    """A task with retries after transient faults, for a flow of several runs, which has no retries of its own."""
     return task(
         name=name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now,
         cache_policy=NO_CACHE, persist_result=False,
@@ -100,7 +100,7 @@ def _has_failed_for_now(_task: Task[..., Any], _run: TaskRun, state: State[Any])
 
 
 def api_faults() -> tuple[type[Exception], ...]:
-    """What a call of Prefect's API raises if the server is away or refuses it."""
+    """Exceptions of a call to Prefect's API if the server is down or refuses it."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
 
@@ -151,4 +151,4 @@ def _change_policy(change: Callable[[FlowRun, int], FlowRunPolicy]) -> None:
             if policy != run.empirical_policy:
                 client.update_flow_run(run.id, empirical_policy=policy)
     except api_faults() as error:
-        log.warning("Prefect cannot be told how often it may retry this run: %s", error)
+        log.warning("the retries of this run could not be set in Prefect: %s", error)

@@ -239,7 +239,6 @@ def test_no_wait_is_endless() -> None:
         "trinity_core",
         "trinity_core.config",
         "trinity_core.cli",
-        "trinity_core.sync.schedule",
         "trinity_core.algorithms",
     ],
 )

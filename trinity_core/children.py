@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +28,7 @@ from uuid import uuid4
 import psutil
 
 from trinity_core import child_server, guardian
-from trinity_core.processes import run_queue_seconds, waits_for_cpu
+from trinity_core.processes import die_with_parent, run_queue_seconds, waits_for_cpu
 
 START_SECONDS = 120.0
 """To import a worker's packages and make its object: 1 to 3 s on quiet cores, far longer on busy ones."""
@@ -237,9 +238,18 @@ class Worker(Child):
 
 
 def start_detached(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    outlive_us: bool = True,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command that outlives this process; what it writes is appended to `log`. Raises OSError."""
+    """Start a command in a session of its own; its output is appended to `log`. Raises OSError.
+
+    It outlives this process, or else gets SIGTERM when this process ends. `environment`: all its variables, by default
+    ours. `descriptors` are passed on.
+    """
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -249,6 +259,8 @@ def start_detached(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=descriptors,
+            preexec_fn=None if outlive_us else partial(die_with_parent, signal.SIGTERM),
         )
 
 

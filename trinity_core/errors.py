@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class TrinityError(Exception):
@@ -53,6 +54,11 @@ def on_failure(undo: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         undo()
         raise
+
+
+def faults_text(faults: Iterable[Mapping[str, Any]]) -> str:
+    """pydantic's errors (`ValidationError.errors()`) in one line: `field.name: what is wrong; …`."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

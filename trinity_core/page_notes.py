@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,10 +30,11 @@ def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
 
 
 def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
-    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; none while that is not served."""
+    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; while that is not served, commands."""
     studio = read_page_note(checkpoint_root_dir, "studio").get("url")
     if not studio:
-        return []
+        folder = shlex.quote(str(checkpoint_root_dir / run))
+        return ["Run in Studio: `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
     return [
         f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})",
         f"[Rollouts]({studio}{rollouts_page(run)})",

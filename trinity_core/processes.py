@@ -25,18 +25,30 @@ CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Where Linux says what a container may take and has taken: cgroups of version 2, of version 1."""
+"""Folder, limit and usage of a container's memory: cgroups of version 2, of version 1."""
+
+
+def memory_limit(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
+    """Bytes that all processes here may have together: the machine's memory or the container's limit."""
+    limits = [int(text) for folder, limit, _ in cgroups if (text := _limit(folder / limit))]
+    return min([int(psutil.virtual_memory().total), *limits])
 
 
 def free_memory(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
-    """Bytes that processes here may take beside what they have: of the machine, and of the container's limit."""
+    """Bytes that processes here can still allocate, within the machine's memory and the container's limit."""
     free = int(psutil.virtual_memory().available)
     for folder, limit, usage in cgroups:
-        if (folder / limit).is_file() and (text := (folder / limit).read_text().strip()).isdigit():
+        if text := _limit(folder / limit):
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cached = int(stat.get("inactive_file", 0))  # of files, which the kernel lets go first
+            cached = int(stat.get("inactive_file", 0))  # page cache, which the kernel reclaims first
             free = min(free, int(text) - int((folder / usage).read_text()) + cached)
     return free
+
+
+def _limit(path: Path) -> str:
+    """Digits of a cgroup's limit; empty if it has none (`max`)."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return text if text.isdigit() else ""
 
 
 YIELDING = 10

@@ -1,1 +1,1 @@
-"""Prefect on this machine: its server, its worker, and the runs that they own."""
+"""Prefect on this machine: server, worker, supervisor and pages."""

@@ -44,16 +44,16 @@ SETTINGS_NOTE = (
 )
 
 PREFECT_SECONDS = 300.0
-"""For one command of Prefect, such as the deployment of all flows."""
+"""Limit of one command of Prefect, such as deploying all flows."""
 
 
 def up(
     root: Path, port: int, say: Callable[[str], None], restarts: int = RESTARTS, pages: Sequence[Page] = ()
 ) -> UpState:
-    """Start what is not running yet. If a step fails, everything that was started is stopped again.
+    """Start everything that is not running. If a step fails, whatever was started is stopped again.
 
-    A run that is killed is started again, at most `restarts` times an hour. If a page cannot be served, `say` a warning
-    and continue.
+    A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
+    continue.
     """
     state, began = UpState.load(root), datetime.now(UTC)
     if state and is_healthy(state.api_url) and all(server.alive() for server in state.named("server")):
@@ -67,7 +67,7 @@ def up(
             on_failure.callback(_remove_notes, root, state)
             on_failure.callback(_stop, state.processes, say)
             _start_server(root, port, state, say)
-            # What a power cut has killed is started again; what `down` has ended is not.
+            # Runs killed by a power cut are restarted; runs that `down` ended are not.
             _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
             since = began if was_up else datetime.now(UTC)
             served = _start_missing(root, state, pages, say, since, restarts)
@@ -79,14 +79,14 @@ def up(
 
 
 def _free_api_url(root: Path, port: int) -> str:
-    """Where a new server is to answer. Raises TrinityError if it cannot."""
+    """The API address of a new server. Raises TrinityError if the port is taken."""
     if not (root / "prefect.yaml").exists():
         raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
     api_url = f"http://{LOOPBACK}:{port}/api"
     if is_healthy(api_url):
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
     if not port_is_free(port):
-        raise TrinityError(f"Port {port} is used already. Choose another one with `trinity up --port N`.")
+        raise TrinityError(f"Port {port} is in use. Choose another one with `trinity up --port N`.")
     return api_url
 
 
@@ -106,9 +106,9 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
 def _start_missing(
     root: Path, state: UpState, pages: Sequence[Page], say: Callable[[str], None], since: datetime, restarts: int
 ) -> list[Page]:
-    """Start pages, worker and supervisor that do not run, and save the record; the pages that were started.
+    """Start the pages, worker and supervisor that are not running, and save the record; returns the started pages.
 
-    Runs go on meanwhile. The supervisor starts again what crashes after `since`.
+    Runs are not affected. The supervisor restarts runs that crash after `since`.
     """
 
     def is_missing(name: str) -> bool:
@@ -128,7 +128,7 @@ def _start_missing(
 
 
 def down(root: Path, say: Callable[[str], None]) -> bool:
-    """Stop exactly what `up` has started here: the worker's runs, which save as on a cancellation, the worker, and then
+    """Stop everything that `up` started here: the worker's runs, which save as after a cancellation, the worker, and
     the server."""
     state = UpState.load(root)
     if state is None:
@@ -145,7 +145,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
 
 
 def status(root: Path) -> list[str]:
-    """One line for each thing that is, or should be, running."""
+    """One line for each process that runs or should run."""
     state = UpState.load(root)
     if state is None:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
@@ -161,7 +161,7 @@ def status(root: Path) -> list[str]:
 
 
 def write_settings(root: Path, api_url: str) -> None:
-    """Tell the `prefect` command in this folder where the server is; a file of the user's own is left alone."""
+    """Write the server's address for the `prefect` command in this folder; a user's own file is never changed."""
     path = root / SETTINGS_FILE
     if path.exists() and not path.read_text().startswith(SETTINGS_NOTE):
         raise TrinityError(f'{path} is your own: put `url = "{api_url}"` below [api] in it, or move it away.')
@@ -176,41 +176,41 @@ def remove_settings(root: Path) -> None:
 
 
 def _remove_notes(root: Path, state: UpState) -> None:
-    """Remove the files that say where things are served."""
+    """Remove the files with the addresses of pages and server."""
     remove_settings(root)
     for note in state.notes:
         Path(note).unlink(missing_ok=True)
 
 
 def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
-    """The environment goes before our `prefect.toml`."""
+    """Warn if PREFECT_API_URL points elsewhere: it takes precedence over our `prefect.toml`."""
     users = os.environ.get("PREFECT_API_URL", "")
     if users and users.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
         say(f"warning: `prefect` goes to PREFECT_API_URL={users}, not to {api_url}. First `unset PREFECT_API_URL`.")
 
 
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
-    """Before there is a worker: what counts as running was killed, with the worker or the machine, unless it lives on.
+    """Mark runs that were killed with their worker or machine, before a new worker starts; runs still alive are kept.
 
-    With `again` the supervisor starts again what had begun, and the user need not do it.
+    With `again` the supervisor restarts those that had begun.
     """
     with api_client(api_url) as client:
         if pool_is_shared(client, root):
             return
         for run in unfinished_runs(client):
             if process_of(run) is not None:
-                say(f"The run {run.name} has gone on without Prefect's server.")
+                say(f"The run {run.name} continued without Prefect's server.")
                 continue
             mark_ended(client, [run], "Crashed", "Killed before `trinity up` started Prefect again")
             begun = again and run.state is not None and run.state.is_running()
-            resumes = "It is started again and" if begun else f"`prefect flow-run retry {run.id}`"
+            resumes = "It is restarted and" if begun else f"`prefect flow-run retry {run.id}`"
             say(f"The run {run.name} was killed. {resumes} resumes from its checkpoint.")
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
-    """End the pool's runs, and the worker before it can take more.
+    """End the pool's runs, and the worker before it takes new ones.
 
-    If another folder's worker may own some of the runs, nothing is done here: `_stop` sends our own ones SIGTERM.
+    If another folder's worker may own some of the runs, none is ended here: `_stop` sends our own SIGTERM.
     """
     try:
         with api_client(state.api_url) as client:
@@ -228,7 +228,7 @@ def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
 
 
 def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
-    """A worker waits for its runs: those that it still has get SIGTERM too."""
+    """A worker waits for its runs, so they get SIGTERM too."""
     for process in reversed(processes):
         if process.alive():
             say(f"Stopping the {process.name} …")

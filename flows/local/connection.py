@@ -1,4 +1,4 @@
-"""Flows in this process: against the server that is up here, or a temporary one."""
+"""Runs flows in this process against the server of `trinity up` or a temporary one."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
-"""For the server that PREFECT_API_URL names, which may be far away."""
+"""Limit for the server of PREFECT_API_URL, which may be far away."""
 GIVEN_UP_AFTER = "2"
-"""Retries of a request to a temporary server, in 6 s. Once that has ended it does not come back."""
+"""Retries of a request to a temporary server (6 s in all): once it has ended it does not come back."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 WITHOUT_RAY = ("curate",)
-"""Flows that mostly need no Ray, and start it themselves where they do."""
+"""Flows that usually need no Ray, and start it themselves if they do."""
 
 
 class ServerLost(TrinityError):
-    """The temporary server has ended before the flow; what Prefect still wants to send has no receiver."""
+    """The temporary server died before the flow ended, so Prefect cannot send its remaining events."""
 
 
 class PrefectConnection:
     """Makes Prefect's API available to the flows of this process, as a context.
 
     Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
-    server starts in the background: what is done before the first flow is asked for costs no time.
+    server starts in the background, so work before the first flow costs no extra time.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -80,8 +80,8 @@ class PrefectConnection:
         """Run the flow of that name once Prefect's API answers; its result.
 
         It takes the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has passed just now.
-        Ray, if the flow is sure to need it, starts meanwhile, and ends with this context.
-        Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
+        Ray starts meanwhile if the flow is certain to need it, and ends with this context. Raises TrinityError if the
+        flow would ask a person, and the server has no page to answer on.
         """
         from flows.loaded import Loaded, run_flow
         from tasks.retries import show_our_log
@@ -107,8 +107,8 @@ def require_nobody_asked(config: Config) -> None:
     """Raises TrinityError if a stage waits for a person's verdicts, which a temporary server has no page for."""
     if asking := [stage.name for stage in stages(config) if asks_person(stage)]:
         raise TrinityError(
-            f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: start "
-            "`trinity up` first, in this folder, and then the run."
+            f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: run "
+            "`trinity up` in this folder first."
         )
 
 
@@ -139,6 +139,6 @@ def _is_api_fault(error: BaseException) -> bool:
 
 
 def _send_logs() -> None:
-    """Prefect sends its log in the background; at exit it would try for a minute to reach a server that has gone."""
+    """Flush Prefect's log now: at exit it would try for a minute to reach a server that is gone."""
     if "prefect" in sys.modules:
         importlib.import_module("prefect.logging.handlers").APILogHandler().flush()

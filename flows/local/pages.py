@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,11 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.mlflow_writer import default_uri, fault_of
+from trinity_core.waits import poll
 
 MLFLOW_PORT, STUDIO_PORT = 5000, 4220
 START_SECONDS = 120.0
-"""For a page to answer; MLflow makes its database first."""
+"""Time for a page to answer; MLflow creates its database first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,12 @@ class Page:
     """Serves the page at 127.0.0.1 and this port until it gets SIGTERM."""
     health: str = "/"
     """The path that answers once the page is served."""
+    home: str = ""
+    """The path that people open first."""
     notes: Mapping[Path, str] = field(default_factory=dict)
-    """Files that hold the page's address while it is served → the store that it shows, if it is one."""
+    """Files that hold the page's address while it is served → the URI of the store that it shows, or ""."""
     unfit: str = ""
-    """Why it must not be served."""
+    """Why it cannot be served; empty if it can."""
 
     @property
     def url(self) -> str:
@@ -56,13 +58,16 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
     notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
-    return Page("mlflow", "MLflow", port, command, "/health", notes, unfit)
+    return Page(
+        "mlflow", "MLflow", port, command, "/health", "/#/experiments?workflowType=machine_learning", notes, unfit
+    )
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Studio with the same runs, of which each has links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    return Page("studio", "Studio", port, command, "/_stcore/health", {page_note(_checkpoints(root), "studio"): ""})
+    notes = {page_note(_checkpoints(root), "studio"): ""}
+    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", notes)
 
 
 def _checkpoints(root: Path) -> Path:
@@ -70,7 +75,7 @@ def _checkpoints(root: Path) -> Path:
 
 
 def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
-    """Become Studio's server, with the Prefect API that `known_server` finds; it ends with Ctrl-C or SIGTERM."""
+    """Replace this process by Studio's server, with the Prefect API of `known_server`; Ctrl-C or SIGTERM ends it."""
     api_url = known_server(root)
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
@@ -86,7 +91,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
         return False
     if not port_is_free(page.port):
         say(
-            f"warning: {page.title} is not served, as port {page.port} is used already. Choose another one with "
+            f"warning: {page.title} is not served: port {page.port} is in use. Choose another one with "
             f"`trinity up --{page.name}-port N` (0: do without)."
         )
         return False
@@ -103,18 +108,18 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
     """Wait until the page answers; warn if it ends before, or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not answers(f"{page.url}{page.health}"):
-        if not process.alive() or time.monotonic() > deadline:
-            say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
+    for _ in poll(START_SECONDS, pause=0.1):
+        if answers(f"{page.url}{page.health}"):
             return
-        time.sleep(0.1)
+        if not process.alive():
+            break
+    say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
 
 
 def port_is_free(port: int) -> bool:
-    """Whether nobody listens on this port of the loopback interface."""
+    """True if nothing listens on this port of the loopback interface."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is left of closed connections is no user
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
         try:
             probe.bind((LOOPBACK, port))
         except OSError:

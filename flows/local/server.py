@@ -1,22 +1,19 @@
 """The Prefect server of this machine: a temporary one for `trinity run`, a lasting one with worker for `trinity up`.
 
-Both listen on the loopback interface only and keep their SQLite database in `./.trinity`, so that a run of yesterday is
-seen in the UI of today. This module imports no Prefect: a server that starts while everything else is imported costs
-hardly any time.
+Both listen on the loopback interface only and keep their SQLite database in `./.trinity`, so the UI still shows earlier
+runs. This module imports no Prefect: the server starts while everything else is being imported, at hardly any cost in
+time.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
@@ -25,17 +22,19 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from trinity_core.addresses import LOOPBACK
+from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.processes import die_with_parent, end, family, start_mark, still_runs
+from trinity_core.processes import end, family, start_mark, still_runs
+from trinity_core.waits import poll
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
 STOP_SECONDS = 10.0
-"""For a server to end in order, before it is killed."""
+"""Time for a server to shut down before it is killed."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
-"""No proxy knows this machine's loopback interface."""
+"""Requests to this machine bypass proxies."""
 
 
 def state_dir(root: Path | None = None) -> Path:
@@ -44,13 +43,13 @@ def state_dir(root: Path | None = None) -> Path:
 
 
 def log_file(name: str, root: Path | None = None) -> Path:
-    """What the process of that name writes to stdout and stderr."""
+    """The file with the stdout and stderr of the process of that name."""
     return state_dir(root) / "log" / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that was started here. The start time tells it from a later one with the same id."""
+    """A process that was started here. Its start time distinguishes it from a later one with the same id."""
 
     name: str
     pid: int
@@ -64,7 +63,7 @@ class Process:
         return cls(name, pid, psutil.Process(pid).create_time(), start_mark(pid))
 
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """True if this process, not a later one with its id, still runs."""
         return still_runs(self.pid, self.started, self.mark)
 
     def terminate_children(self) -> None:
@@ -93,7 +92,7 @@ class UpState:
     pages: dict[str, str] = field(default_factory=dict)
     """Name of a process -> the address of the page that it serves."""
     notes: list[str] = field(default_factory=list)
-    """Files that say where the pages are, as long as they are served."""
+    """Files with the pages' addresses, present while the pages are served."""
 
     def save(self, root: Path | None = None) -> None:
         """Write the record."""
@@ -103,7 +102,7 @@ class UpState:
 
     @classmethod
     def load(cls, root: Path | None = None) -> UpState | None:
-        """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
+        """The record; None if nothing was started here, or (with a warning) if it cannot be read."""
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
             record = read_json(path)
@@ -126,9 +125,9 @@ class UpState:
 
 
 def prefect_environment(root: Path | None = None) -> dict[str, str]:
-    """Environment variables of every process that we start on this machine; those that the user has set stay.
+    """Environment variables for every process that we start on this machine; the user's own values win.
 
-    They are Prefect's settings, and make its server be asked without a proxy.
+    Settings of Prefect, MLflow and Ray, and NO_PROXY for this machine.
     """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
@@ -143,7 +142,7 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
 
 
 def _without_proxy() -> dict[str, str]:
-    """NO_PROXY in both spellings, of which programs prefer one or the other, with this machine added."""
+    """Append localhost to NO_PROXY and no_proxy."""
     lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     return {"no_proxy": _and_here(lower or upper), "NO_PROXY": _and_here(upper or lower)}
 
@@ -173,34 +172,19 @@ def start_process(
     env: Mapping[str, str],
     root: Path | None = None,
     outlive_us: bool = True,
-    pass_fds: Collection[int] = (),
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`.
-
-    It inherits the open files `pass_fds`.
-    """
+    """`start_detached` with these variables beside ours; the output goes to `.trinity/log/<name>.log`."""
     path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        output = path.open("ab")
-    with output:
-        return subprocess.Popen(
-            command,
-            env={**os.environ, **env},
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=None if outlive_us else partial(die_with_parent, signal.SIGTERM),
-        )
+        return start_detached(command, path, {**os.environ, **env}, root, outlive_us, descriptors)
 
 
 class TemporaryServer:
-    """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed.
+    """A Prefect API for one `trinity run`, without UI and services. It starts at once; `wait` blocks until it answers.
 
-    It inherits a socket that listens already: no other process can take the port before the server serves it.
+    It inherits a listening socket, so no other process can take the port before it serves.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -212,7 +196,7 @@ class TemporaryServer:
             command += ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
             self._process = start_process(
                 "temporary-server", command, self._environment(root), root,
-                outlive_us=False, pass_fds=[listener.fileno()],
+                outlive_us=False, descriptors=[listener.fileno()],
             )  # fmt: skip
 
     def wait(self) -> None:
@@ -223,7 +207,7 @@ class TemporaryServer:
             self._note.write_text(version("prefect"))
 
     def has_ended(self) -> bool:
-        """True if the server is gone, other than by `stop`."""
+        """True if the server has ended, unless by `stop`."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
@@ -236,7 +220,7 @@ class TemporaryServer:
             self._process.wait(STOP_SECONDS)
 
     def _environment(self, root: Path | None) -> dict[str, str]:
-        """Migrations take 3 s even with nothing to migrate: they are skipped for a database of this version."""
+        """Skips migrations, which take 3 s even if there is nothing to migrate, for a database of this version."""
         known = self._note is not None and _migrated_by(self._note) == version("prefect")
         return prefect_environment(root) | {
             "PREFECT_UI_ENABLED": "0",
@@ -261,9 +245,10 @@ def _migrated_by(note: Path) -> str:
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the server answers; raises TrinityError with the end of its log if it ends or takes too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while not is_healthy(api_url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")
-        time.sleep(0.05)
+    for _ in poll(START_SECONDS, pause=0.05):
+        if is_healthy(api_url):
+            return
+        if process.poll() is not None:
+            break
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")

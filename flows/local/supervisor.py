@@ -1,7 +1,7 @@
-"""The supervisor of `trinity up`: a process that starts killed runs again, and the worker if that has ended.
+"""The supervisor of `trinity up`: a process that restarts killed runs, and the worker if it has ended.
 
-A flow's own retries need its process; the supervisor is for the case that the process is gone (SIGKILL, lack of memory,
-a machine that went down). Runs that were cancelled, have failed, or crashed before they began to run are left alone.
+A flow's own retries need its process; the supervisor covers the case that the process is gone (SIGKILL, out of memory,
+machine down). Runs that were cancelled, failed, or crashed before they began are not restarted.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ RESTARTS = 3
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
 SHORT_SECONDS = 30.0
-"""A worker that ends sooner cannot work here."""
+"""A worker that ends sooner than this counts as unable to run here."""
 SHORT_LIVED = 5
-"""Workers in a row that may end so soon. Before the next one the pause is 5, 15, 35, 75 and 155 s."""
+"""Workers in a row that may end that soon. The pauses before the next one are 5, 15, 35, 75 and 155 s."""
 RESTARTED = "Killed, and started again by `trinity up`"
-"""The message of the state by which a run is started again: by it the restarts of the last hour are counted."""
+"""State message of a restart, by which the restarts of the last hour are counted."""
 IGNORED = timedelta(seconds=40)
-"""A cancelled run that lives for so long is ended by nobody: a worker kills it after 30 s. The worker may not be there
-any more; and Prefect's ignores the second cancellation of a run (3.7.7)."""
+"""Age at which a cancelled run that still lives is ended here. A worker would kill it after 30 s, but it may be gone,
+and Prefect's worker ignores a second cancellation of a run (3.7.7)."""
 
 
 class Supervisor:
-    """Looks after the worker and, with `restarts` above 0, starts runs again that crash after `since`."""
+    """Restarts the worker and, with `restarts` above 0, runs that crash after `since`."""
 
     def __init__(self, client: SyncPrefectClient, root: Path, since: datetime, restarts: int) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class Supervisor:
         self._since = since
         self._restarts = restarts
         self._gone: set[tuple[Any, Any]] = set()
-        """Runs, with their states, whose processes were gone at the last look."""
+        """Runs, with their states, whose processes were gone in the last round."""
         self._given_up: set[Any] = set()
         """States of crashed runs that have been restarted too often; the log says so once."""
         self._ended_worker: Process | None = None
@@ -72,7 +72,7 @@ class Supervisor:
         """Workers in a row that have ended within `SHORT_SECONDS`."""
 
     def look(self) -> None:
-        """Look once. What does not work now (the API is away, a disk is full) is tried again at the next look."""
+        """One round. What fails now (API down, disk full) is tried again in the next round."""
         from tasks.retries import api_faults
 
         try:
@@ -83,10 +83,10 @@ class Supervisor:
             for run in crashed_runs(self._client, self._since) if self._restarts else ():
                 self._restart_if_killed(run)
         except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
-            log.warning("not everything was looked after, it is tried again: %s", fault)
+            log.warning("this round failed and is repeated: %s", fault)
 
     def _keep_worker(self) -> None:
-        """Start a worker that has ended again. After each that ends at once the pause grows; after some, give up."""
+        """Restart a worker that has ended. The pause grows with each that ends at once; after several, give up."""
         up = UpState.load(self._root)
         ended = [worker for worker in up.named("worker") if not worker.alive()] if up is not None else []
         if up is None or not ended:
@@ -118,7 +118,7 @@ class Supervisor:
             mark_ended(self._client, ignored, "Cancelled", "It has saved and ended")
 
     def _mark_killed_runs(self) -> None:
-        """Mark what two looks have found: a living worker notes the end of a process with the better reason."""
+        """Mark runs whose process was gone in two rounds: in between, a living worker records a better reason."""
         gone = {(run.id, run.state_id): run for run in unfinished_runs(self._client) if is_gone(run)}
         certain = [run for key, run in gone.items() if key in self._gone]
         mark_ended(self._client, certain, "Crashed", "Its process is gone, and the worker has not seen it end")
@@ -151,9 +151,9 @@ class Supervisor:
 
 
 def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) -> int | None:
-    """How often a crashed run that has been in these states may still be started again in this hour.
+    """Remaining restarts in this hour of a crashed run with this history of states.
 
-    None if it was not killed at work: it was cancelled, or never began to run; or it is no longer crashed, as another
+    None if it was not killed while running: it was cancelled, never began, or is no longer crashed because another
     folder's supervisor was faster.
     """
     ordered = sorted(states, key=lambda state: state.timestamp)

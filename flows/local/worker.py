@@ -1,4 +1,4 @@
-"""The worker of `trinity up` and the runs of its work pool, as Prefect's API and this machine's processes show them."""
+"""The worker of `trinity up` and the runs of its work pool, seen through Prefect's API and the process table."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ POOL = "trinity"
 WORKER_LIMIT = 4
 """Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
 END_SECONDS = 45.0
-"""For a run to save and end: its trainer has 20 s, and Ray's processes end after it."""
+"""Time for a run to save and end: its trainer has 20 s, then Ray's processes end."""
 CLOCK_SECONDS = 2.0
-"""By which the times of the database and of a process may differ."""
+"""Tolerance between the clocks of the database and of a process's start time."""
 TAKEN = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
     "name": {"any_": ["AwaitingRetry"]},
 }
-"""States of a run that a worker has taken. Between two attempts it counts as scheduled, but its process waits."""
+"""States of a run that a worker has taken. Between two attempts it is scheduled, but its process still exists."""
 
 
 def worker_name(root: Path) -> str:
-    """The worker is called after its folder, as another folder's may use the same database."""
+    """The worker is named after its folder, because another folder's worker may use the same database."""
     return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
 
 
@@ -48,7 +48,7 @@ def start_worker(root: Path, api_url: str) -> Process:
 
 
 def make_pool(api_url: str) -> None:
-    """Make the work pool, whose runs are processes of this machine; one that is there already takes new runs again."""
+    """Create the work pool, whose runs are processes of this machine; an existing one is unpaused."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
@@ -60,7 +60,7 @@ def make_pool(api_url: str) -> None:
 
 @contextmanager
 def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
-    """Within this context no worker takes a new run from the pool: what is scheduled stays so."""
+    """Within this context no worker takes a new run from the pool; scheduled runs stay scheduled."""
     from prefect.client.schemas.actions import WorkPoolUpdate
 
     was_paused = client.read_work_pool(POOL).is_paused
@@ -72,7 +72,7 @@ def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
 
 
 def pool_is_shared(client: SyncPrefectClient, root: Path) -> bool:
-    """Whether another folder's worker takes runs from the pool too: one database may serve several folders."""
+    """True if another folder's worker takes runs from the pool too: several folders may share a database."""
     from prefect.client.schemas.objects import WorkerStatus
 
     others = [worker for worker in client.read_workers_for_work_pool(POOL) if worker.name != worker_name(root)]
@@ -91,10 +91,10 @@ def crashed_runs(client: SyncPrefectClient, since: datetime) -> list[FlowRun]:
 
 
 def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | None:
-    """The process of this machine that works on a run; None if there is none, or none any more.
+    """The process of this machine that executes a run; None if there is none (any more).
 
-    Whether another user's process works on the run, only that user can tell. One that began after Prefect last heard of
-    the run does not: it has the id of a process that has ended.
+    Only its owner can tell whether another user's process executes the run. A process that began after Prefect last
+    heard of the run does not: it has reused the id of one that ended.
     """
     try:
         process = psutil.Process(int(run.infrastructure_pid or ""))
@@ -111,13 +111,13 @@ def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | Non
 
 
 def is_gone(run: FlowRun) -> bool:
-    """Whether the run has begun in a process that has ended since."""
+    """True if the run began in a process that has ended."""
     begun = bool(run.infrastructure_pid) and run.state is not None and not run.state.is_pending()
     return begun and process_of(run) is None
 
 
 def end_processes(runs: Sequence[FlowRun]) -> None:
-    """Ask the processes of runs to save and end, and wait for that."""
+    """Send SIGTERM to the processes of runs, which save and end, and wait for them."""
     processes = [process for run in runs if isinstance(process := process_of(run), psutil.Process)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -126,10 +126,10 @@ def end_processes(runs: Sequence[FlowRun]) -> None:
 
 
 def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, message: str) -> None:
-    """Note that runs whose processes are gone have ended as `Cancelled` or `Crashed`, and their subflows with them.
+    """Set runs whose processes are gone, and their subflows, to `Cancelled` or `Crashed`.
 
-    As long as they count as running they keep their place in a deployment's `concurrency_limit`. A run that has reached
-    its end meanwhile keeps that state, except for a crash as which the worker notes the end of a cancelled process.
+    While they count as running they use up a deployment's `concurrency_limit`. A run that has ended in the meantime
+    keeps its state, except that a worker records the end of a cancelled process as a crash.
     """
     from prefect import states
 

@@ -34,16 +34,6 @@ def test_task_carries_what_its_workflow_needs(tmp_path):
     assert (task.workflow_args, task.reward_fn_args) == ({"a": 1}, {"format_weight": 0.1})
 
 
-def test_a_workflow_may_change_the_arguments_of_its_task(tmp_path):
-    """The configuration, and with it the next task, keeps its own."""
-    configured = {"limit": 3, "tools": {"search": True}}
-    taskset = Taskset.open(written(tmp_path, [{"question": "1+1?", "answer": "2"}], workflow_args=configured), seed=0)
-    args = taskset[0].workflow_args
-    args["tools"]["search"] = args.pop("limit") < 3
-    assert args.setdefault("turns", 2) == 2
-    assert taskset[0].workflow_args == taskset.config.workflow_args == {"limit": 3, "tools": {"search": True}}
-
-
 def test_bad_rows_are_rejected_and_listed(tmp_path, caplog):
     rows = [
         {"question": "a", "answer": "1"},

@@ -63,6 +63,8 @@ def test_commands_can_be_pasted(out: Path) -> None:
     python, *serve = shlex.split(found["MLflow"][1])
     assert Path(python).samefile(sys.executable)
     assert serve == ["-m", "mlflow", "ui", "--backend-store-uri", summary(out)["mlflow_uri"]]
+    trinity, command = shlex.split(found["pages"][1])
+    assert Path(trinity).samefile(Path(sys.executable).with_name("trinity")) and command == "up"
 
 
 @pytest.mark.parametrize("viewer", ["xdg-open", "open", None])

@@ -81,8 +81,15 @@ def assert_sampled_by(weights: dict[str, torch.Tensor], model: Any, sampled: tup
     np.testing.assert_allclose(found.logprobs, expected, atol=2e-5)
 
 
+def _computed_by(worker: Any) -> set[str]:
+    """The names of the classes by which the adapter's share is computed."""
+    modules = worker.model_runner.lora_manager._adapter_manager.modules
+    return {type(module.punica_wrapper).__name__ for module in modules.values()}
+
+
 def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model: Any, tmp_path: Path) -> None:
     """From a published version and from peft's folder; the prompt is in the prefix cache of the version before."""
+    assert engine._vllm.collective_rpc(_computed_by) == [{"OneAdapter"}]
     base = dict(tiny_model.named_parameters())
     assert_sampled_by(base, tiny_model, sample(engine, "start"))
     names = set()

@@ -126,3 +126,10 @@ def test_cpu_engine_refuses_pushed_weights():
     engine = InProcessEngine(EngineSettings("some/model", 100))
     with pytest.raises(TrinityError, match=r"sync_method: memory"):
         asyncio.run(engine.init_weight_transfer_engine({}))
+
+
+def test_kv_cache_fits_the_container(tiny_folder, monkeypatch):
+    """The machine may have far more memory than the container that the engine runs in."""
+    settings = EngineSettings(str(tiny_folder), 100, max_num_seqs=100_000)
+    monkeypatch.setattr(vllm_types, "free_memory", lambda: 1 << 28)
+    assert vllm_types.engine_arguments(settings)["kv_cache_memory_bytes"] < 1 << 27

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import SyncSchedule
 
 
 def _group(name, *rewards):
@@ -111,6 +111,18 @@ def test_an_operator_that_fails_costs_the_groups_it_fails_with():
         assert one.run(_group("b", 0)) == ([], {"b": {"shaped failed": 1}}), "a step of a single bad row"
     with pytest.raises(ZeroDivisionError):
         one.run(_group("b", 0))
+
+
+def test_a_reward_that_is_not_finite_reaches_no_train_step():
+    def spoilt(experiences):
+        return [replace(e, reward=e.reward / 3 if e.reward else float("nan")) for e in experiences]
+
+    given = [*_group("a", 3, 6), *_group("b", 3, 0)]
+    left, dropped = OperatorPipeline([("spoilt", spoilt)]).run(given)
+    assert [e.reward for e in left] == [1, 2] and dropped == {"b": {"spoilt failed": 2}}
+    filtered = OperatorPipeline([("spoilt", spoilt), ("filter", OPERATORS["invalid_reward_filter"])])
+    left, dropped = filtered.run(given)
+    assert [e.reward for e in left] == [1, 2, 1] and dropped == {"b": {"filter": 1}}
 
 
 variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)

@@ -37,7 +37,7 @@ from trinity_core.sync.versions import VersionGone, open_versions
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.tracking.scores import valid_scores
-from trinity_core.workflows import WORKFLOWS, Workflow
+from trinity_core.workflows import WORKFLOWS, Reward, Workflow
 
 
 @pytest.fixture
@@ -761,6 +761,30 @@ def test_a_run_whose_tasks_all_fail_does_not_end_well(config, engine, monkeypatc
     for _ in range(2):  # again: what failed is not taken for a run that has finished
         with pytest.raises(TrinityError, match=rf"all 3 tasks of explore step {steps} failed; .*RuntimeError: task"):
             asyncio.run(Explorer(settings, [engine]).run(explore))
+
+
+class Unjudged(Workflow):
+    async def run(self):
+        answers = await self.model.chat(self.task.messages, n=2)
+        error = Reward(error="KeyError: no box")
+        fine = self.task.group.endswith(self.task.workflow_args.get("judged", "none"))
+        return [one.experience(1.0 if fine else error) for one in answers]
+
+
+def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, monkeypatch):
+    """A reward function that fails with each answer leaves nothing to learn from, however many steps are taken."""
+    monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
+    settings = with_workflow("unjudged", config(mode="explore"))
+    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; .*KeyError: no box"):
+        asyncio.run(Explorer(settings, [engine]).run(explore))
+    [audit] = audit_runs(settings.job_dir).values()
+    assert (audit.tasks_drawn, audit.failed) == (6, 0)
+
+
+def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeypatch):
+    monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
+    settings = with_workflow("unjudged", config(mode="explore"), judged="/2")
+    assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
 def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):

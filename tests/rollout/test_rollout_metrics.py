@@ -59,6 +59,14 @@ def test_a_rollout_of_several_experiences_counts_once():
     assert eval_numbers("set", [outcome(*rows, repeat_times=2)])["eval/set/reward"] == 0.5
 
 
+def test_a_part_of_the_reward_is_not_the_reward():
+    """A reward function may call a part `reward`, a workflow a metric `response_length`."""
+    one = experience(0.75, format=0.25, response_length=9.0)
+    one.metrics["reward"] = 0.5
+    numbers = step_numbers([outcome(one)])
+    assert (numbers["reward/mean"], numbers["format/mean"], numbers["response_length/mean"]) == (0.75, 0.25, 2)
+
+
 def test_a_step_without_any_experience_has_no_rewards():
     numbers = step_numbers([outcome(error=ValueError("no"))])
     assert numbers["experiences"] == 0

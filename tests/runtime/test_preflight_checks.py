@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from flows.cli import app
 from trinity_core.config import ConfigError
 from trinity_core.errors import TransientFault
+from trinity_core.processes import memory_limit
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
-from trinity_core.runtime.preflight.resource_estimate import Room, memory_of_this_machine
+from trinity_core.runtime.preflight.resource_estimate import Room
 from trinity_core.runtime.stage import Request, choose_stage
 
 INPUT = "buffer.explorer_input"
@@ -499,8 +500,8 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
 
 
 def test_memory_of_a_container_is_its_limit(tmp_path):
-    limit = tmp_path / "memory.max"
-    limit.write_text("1073741824\n")
-    assert memory_of_this_machine((limit,)) == 1 << 30
-    limit.write_text("max\n")
-    assert memory_of_this_machine((limit, tmp_path / "none")) == psutil.virtual_memory().total
+    limit, none = (tmp_path, "memory.max", "memory.current"), (tmp_path / "none", "memory.max", "memory.current")
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert memory_limit([limit]) == 1 << 30
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit([limit, none]) == psutil.virtual_memory().total

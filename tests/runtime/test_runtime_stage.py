@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from trinity_core.checkpoints.commit import begin, commit, write_manifest
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
@@ -24,7 +25,6 @@ from trinity_core.runtime.driver import resolve
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import open_versions
 
 PARTS = {"explore", "train"}
@@ -227,3 +227,5 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
     told = set(map(str, notices(config)))
     assert told <= set(map(str, stage.warnings))
+    evaluation = choose_stage(Request(config, "evaluate", which="base"))
+    assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"

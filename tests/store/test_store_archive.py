@@ -52,13 +52,14 @@ def test_workflow_info_cannot_overwrite_archive_fields(tmp_path: Path) -> None:
     assert (line["reward"], line["tool"]) == (1.0, "search")
 
 
-def test_lone_surrogates_are_archived_as_question_marks(tmp_path: Path) -> None:
+def test_whatever_a_workflow_tells_is_archived(tmp_path: Path) -> None:
+    """Half of a surrogate pair as a question mark; what JSON does not know as it is in the store."""
     path = tmp_path / "a.jsonl"
     (experience, _) = batch(1)
-    experience.info = {"response": "cut \ud83d 😀", "inner": ["\udc00"]}
+    experience.info = {"response": "cut \ud83d 😀", "inner": ["\udc00"], "best": np.float32(0.5), "parts": {1}}
     Archive(path).extend(1, lambda step: [experience])
     line = json.loads(path.read_text(encoding="utf-8"))
-    assert (line["response"], line["inner"]) == ("cut ? 😀", ["?"])
+    assert (line["response"], line["inner"], line["best"], line["parts"]) == ("cut ? 😀", ["?"], 0.5, "{1}")
 
 
 def test_rewind_truncates_and_repairs_the_archive(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import delete, insert
 from store_helpers import make_rows
 
+from trinity_core.config.sync_schedule import StalenessBound
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.presence import (
     EXPLORER,
@@ -17,7 +18,6 @@ from trinity_core.store.presence import (
     explorers,
 )
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import StalenessBound
 from trinity_core.training.sources import wait_lease
 
 

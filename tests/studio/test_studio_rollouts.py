@@ -9,7 +9,10 @@ import httpx
 from browser import opened
 from studio_served import Served, serve
 
+from trinity_core.files import write_json
+from trinity_core.layout import JobLayout
 from trinity_core.page_notes import rollouts_page
+from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking import SampledRollout, save_rollouts
 from trinity_core.view.viewed_run import RunFolders
 
@@ -50,6 +53,15 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
         assert client.get(runs, params={"token": "guess"}).status_code == 401
         assert client.get(runs, params={"token": "secret"}, follow_redirects=True).json() == ["p/one"]
         assert client.get(runs).json() == ["p/one"], "the cookie is enough"
+
+
+def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path) -> None:
+    save(tmp_path, "p/all", 0, "It is 4.")
+    write_json(JobLayout(tmp_path / "p/all").stages, {"one": "all_one", "two": "all_two"})
+    for name in ("all_one", "all_two"):
+        ExperienceStore.open(f"sqlite:///{tmp_path}/p/{name}/buffer/store.db", str(tmp_path / "p" / name)).close()
+    runs = RunFolders(tmp_path)
+    assert {name: run.has_store for name, run in runs.items()} == {"p/all": False, "p/all_one": True, "p/all_two": True}
 
 
 def test_a_run_is_named_by_project_and_name_alone(tmp_path: Path) -> None:

@@ -1,28 +1,30 @@
-"""Folders, Prefect's flow runs and Studio's processes as one list; what may be done with a run; how flows start."""
+"""Folders and Prefect's flow runs as one list; what may be done with a run; how flows start."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from subprocess import Popen
 
-import psutil
 import pytest
 
 from studio.actions import Action, hindrance, perform, side_launch
+from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
-from studio.started_processes import Launch, StartedProcess, start_process, started_processes
 from trinity_core.checkpoints.resume import update_meta
+from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
+from trinity_core.waits import poll
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -44,12 +46,6 @@ def flow_run(name: str, kind: str = "COMPLETED", minutes: int = 0, **more: objec
     return replace(run, **more)  # type: ignore[arg-type]
 
 
-def process(name: str, pid: int = 2**22 + 1, minutes: float = 0, flow: str = "rft") -> StartedProcess:
-    """A process of Studio's; by default one that is no more."""
-    started = (NOON + timedelta(minutes=minutes)).timestamp()
-    return StartedProcess(pid, started, Launch(flow, "my.yaml"), "p", name, f"/logs/{name}_{minutes}")
-
-
 def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None = None, **config: object) -> Path:
     """A run's folder; the run is this process's until it has an outcome."""
     job = root / "p" / name
@@ -60,14 +56,6 @@ def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None
     record = read_json(record_path(job)) or {}
     write_json(record_path(job), record | {"began": began} | ({"ended": began + 120} if outcome else {}))
     return job
-
-
-@pytest.fixture
-def living() -> StartedProcess:
-    sleeping = Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield replace(process("one", sleeping.pid), started=psutil.Process(sleeping.pid).create_time())
-    sleeping.kill()
-    sleeping.wait(30)
 
 
 def test_newest_runs_come_first_and_those_that_wait_before_them(tmp_path: Path) -> None:
@@ -141,27 +129,24 @@ def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None
     assert find_runs(tmp_path)[0].state is RunState.RUNNING, "of a process elsewhere nothing is known"
 
 
-def test_a_process_that_ended_before_its_run_says_its_last_line(tmp_path: Path) -> None:
-    log = tmp_path / "0.log"
-    log.write_text("begins\nerror: the port is taken\n\n")
-    [run] = find_runs(tmp_path / "none", [], [replace(process("one"), log=str(log))])
-    assert run.state is RunState.FAILED and run.detail == "error: the port is taken"
-
-
 def allowed(run: Run) -> set[Action]:
     return {action for action in Action if not hindrance(action, run)}
 
 
-def test_what_may_be_done_with_a_run(living: StartedProcess, tmp_path: Path) -> None:
+def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     folder(tmp_path / "going", "one")
     folder(tmp_path / "done", "one", outcome=RunOutcome.FINISHED)
+    folder(tmp_path / "secret", "one", outcome=RunOutcome.FINISHED, api_key="abc")
+    elsewhere = folder(tmp_path / "elsewhere", "one")
+    write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),
         "waiting": find_runs(tmp_path / "none", [flow_run("one", "SCHEDULED")]),
         "by a command": find_runs(tmp_path / "going", [flow_run("one", "RUNNING", deployment="")]),
-        "by Studio": find_runs(tmp_path / "going", [], [living]),
+        "on another machine": find_runs(tmp_path / "elsewhere"),
         "without Prefect": find_runs(tmp_path / "done"),
+        "with a secret": find_runs(tmp_path / "secret"),
     }
     found = {name: allowed(run) for name, [run] in runs.items()}
     both = {Action.EVALUATE, Action.CONVERT}
@@ -169,40 +154,40 @@ def test_what_may_be_done_with_a_run(living: StartedProcess, tmp_path: Path) -> 
         "running": {Action.CANCEL} | both,
         "done": {Action.RETRY} | both,
         "waiting": {Action.CANCEL},
-        "by a command": both,
-        "by Studio": {Action.CANCEL} | both,
-        "without Prefect": {Action.CONVERT},
+        "by a command": {Action.CANCEL} | both,
+        "on another machine": both,
+        "without Prefect": {Action.RETRY} | both,
+        "with a secret": {Action.CONVERT},
     }
 
 
-def test_a_dead_process_of_studios_does_not_stand_for_a_workers_run(
-    living: StartedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, str]] = []
+def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's run through Prefect, a command's by a signal to its process."""
+    asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
     monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
+    monkeypatch.setattr("os.kill", lambda *given: asked.append(given))
     settings, job = studio_settings([]), folder(tmp_path, "one")
-    dead = replace(process("one", minutes=1), launch=Launch("rft", "old.yaml"))
-    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [dead])
-    perform(Action.CANCEL, run, settings)
-    assert asked == [("cancel", "flow run one")] and run.launch == Launch("rft", "my.yaml", ("seed=1",))
-    [run] = find_runs(tmp_path, [flow_run("one", "RUNNING")], [living])
-    perform(Action.CANCEL, run, settings)
-    assert len(asked) == 1 and run.own_process is living, "a living one is asked itself"
-
+    for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment="")):
+        [run] = find_runs(tmp_path, [seen])
+        perform(Action.CANCEL, run, settings)
     record_end(job, read_record(job), RunOutcome.FAILED)
-    [run] = find_runs(tmp_path, [flow_run("one", "FAILED", minutes=2)], [dead])
+    [run] = find_runs(tmp_path, [flow_run("one", "FAILED")])
     perform(Action.RETRY, run, settings)
-    assert asked[1:] == [("retry", "flow run one")]
-    [run] = find_runs(tmp_path, [flow_run("one", "FAILED")], [dead])
-    assert run.launch == dead.launch, "the process was the later attempt"
+    assert asked == [("cancel", "flow run one"), (os.getpid(), signal.SIGTERM), ("retry", "flow run one")]
+
+
+def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
+    assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("rft", "my.yaml", ("seed=1",))
+    assert find_runs(tmp_path)[0].launch == Launch("", str(job / "monitor/config.yaml"))
 
 
 def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:
     write_json(JobLayout(folder(tmp_path, "all")).stages, {"rft": "all_rft"})
     job = folder(tmp_path, "all_rft")
     parent = flow_run("all", "RUNNING", flow="pipeline")
-    stage = flow_run("all_rft", "RUNNING", parent=parent.id, parameters={"config": "my.yaml", "stage": "rft"})
+    stage = flow_run("all_rft", "RUNNING", parameters={"config": "my.yaml", "stage": "rft"})
     above, below = find_runs(tmp_path, [parent, stage])
     assert allowed(above) == {Action.CANCEL} and "stages" in hindrance(Action.EVALUATE, above)
     assert allowed(below) == {Action.EVALUATE, Action.CONVERT}
@@ -210,13 +195,6 @@ def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) 
         "config": "my.yaml", "overrides": [], "stage": "rft", "which": "missing",
     }  # fmt: skip
     assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", str(job)]
-
-
-def test_a_stage_in_prefect_stands_below_its_pipeline_before_there_are_folders(tmp_path: Path) -> None:
-    parent = flow_run("all", "RUNNING", flow="pipeline")
-    stage = flow_run("all_sft", "RUNNING", minutes=1, parent=parent.id)
-    runs = find_runs(tmp_path, [parent, stage])
-    assert [(run.name, run.parent) for run in runs] == [("p/all", ""), ("p/all_sft", "p/all")]
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:
@@ -228,18 +206,27 @@ def test_a_launch_as_a_command_and_as_parameters() -> None:
     ]  # fmt: skip
 
 
-def test_a_process_is_started_recorded_and_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_begin_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr("studio.started_processes.TRINITY", [sys.executable, "-c", "import time; time.sleep(600)"])
-    settings = studio_settings([])
-    started = start_process(Launch("rft", "my.yaml", ("seed=1",)), "p", "one", settings)
+    monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", "print('begins'); exit('the port is taken')"])
+    with pytest.raises(TrinityError, match=r"the port is taken .*\.trinity/studio/logs/p/one/0000_rft\.log"):
+        start_run(Launch("rft", "my.yaml"), "p/one", tmp_path / "p/one", studio_settings([]))
+
+
+def test_a_run_is_started_once_it_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process goes on, and can be cancelled from then on."""
+    job = tmp_path / "p/one"
+    begin = "import sys, time; from pathlib import Path; from trinity_core.tracking.run_record import record_start; "
+    begin += f"record_start(Path({str(job)!r}), {{}}, 'rft'); time.sleep(600)"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("studio.launch.TRINITY", [sys.executable, "-c", begin])
+    start_run(Launch("rft", "my.yaml"), "p/one", job, studio_settings([]))
+    [run] = find_runs(tmp_path)
+    pid = read_record(job).pid
     try:
-        assert started_processes(settings.state) == [started] and started.alive()
-        [run] = find_runs(tmp_path / "none", [], [started])
-        assert "save at" in perform(Action.CANCEL, run, settings)
-        psutil.wait_procs([psutil.Process(started.pid)] if started.alive() else [], timeout=30)
-        assert not started.alive()
+        assert run.state is RunState.RUNNING and "save at" in perform(Action.CANCEL, run, studio_settings([]))
+        waited = (find_runs(tmp_path)[0].state is RunState.KILLED for _ in poll(60))
+        assert any(waited), "it has not ended"
     finally:
-        if started.alive():
-            psutil.Process(started.pid).kill()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

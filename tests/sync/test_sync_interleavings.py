@@ -3,7 +3,7 @@
 In fixed style also: each explore step finds exactly the version that is due, whatever was lost before.
 
 The model below holds the rules of `trinity_core.store` (a batch is whole, or short if nothing more comes; a rewind
-undoes what came after a checkpoint) without its database, and asks `trinity_core.sync.schedule` everything else. A
+undoes what came after a checkpoint) without its database, and asks `config/sync_schedule.py` everything else. A
 state has no clock: whatever may happen next is an edge, so silence of any length is covered.
 """
 
@@ -17,7 +17,7 @@ from functools import cached_property
 
 import pytest
 
-from trinity_core.sync.schedule import StalenessBound, SyncSchedule, least_staleness
+from trinity_core.config.sync_schedule import StalenessBound, SyncSchedule, least_staleness
 
 
 @dataclass(frozen=True)

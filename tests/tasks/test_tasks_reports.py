@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reports
 from tasks.adapter import PREFECT
-from tasks.reports import LiveReport
+from tasks.reports import LiveReport, artifact_key
 from trinity_core.config import Config
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.metrics_file import explorer_source
@@ -96,3 +96,10 @@ def test_a_summary_names_no_step_or_score_that_it_lacks(
     reports.show_summary(Config(project="tests", name="run"), summary)
     title = shown.call_args.args[1]
     assert "None" not in title and ("step 4" in title, "score 0.5" in title) == ("step" in summary, "score" in summary)
+
+
+def test_an_evaluation_has_artifacts_of_its_own() -> None:
+    """Prefect's page shows the one of a key that was made last: it is the run's."""
+    run = Config(project="My Tests", name="run_1")
+    keys = [artifact_key(config, "summary") for config in (run, run.with_values({"mode": "bench"}))]
+    assert keys == ["my-tests-run-1-summary", "my-tests-run-1-evaluation-summary"]

@@ -311,13 +311,17 @@ def test_the_load_of_the_machine_is_tracked(root: Path, monkeypatch: pytest.Monk
 
 
 def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
-    """MLflow refuses a whole batch for one name with an `@` in it."""
+    """MLflow refuses a whole batch for one name with an `@` in it, and so all metrics after it."""
     info = RunInfo("p", "n", root / "p" / "n")
     writer = open_writer("mlflow", info, root)
     writer.log([MetricLine(1, "eval", 0.0, {"eval/a/pass@4": 0.5, "eval/a/τ > 1": 0.25, "eval/a/accuracy": 0.75})])
     logged = mlflow_client(root).get_run(writer.run_id).data.metrics  # type: ignore[attr-defined]
     named = {"eval/a/pass_at_4": 0.5, "eval/a/τ _gt_ 1": 0.25, "eval/a/accuracy": 0.75}
     assert logged == named | {"Results/eval a accuracy": 0.75}
+    odd = ["", "a//b", "/a", "a/", "c/../d", "./e", f"{'x' * 300}/accuracy", f"{'x' * 300}/b"]
+    writer.log([MetricLine(1, "explorer", 0.0, dict.fromkeys(odd, 1.0))])
+    added = mlflow_client(root).get_run(writer.run_id).data.metrics.keys() - logged.keys()  # type: ignore[attr-defined]
+    assert len(added) == len(odd)
 
 
 @pytest.mark.slow

@@ -62,3 +62,11 @@ def test_text_alone_on_a_line_is_shown_as_it_is(text: str) -> None:
 def test_long_texts_keep_both_ends() -> None:
     row = rollouts_table([SampledRollout("p", "x" * 500 + "#### 42")], width=40).splitlines()[2]
     assert "#### 42" in row and " … " in row and len(row) < 120
+
+
+@pytest.mark.parametrize("turns", [3, [4, "x"], [{"role": "user", "content": np.int64(7), "seen": {1}}], None])
+def test_what_a_workflow_calls_turns_may_be_anything(tmp_path: Path, turns: object) -> None:
+    tokens = np.arange(3)
+    experience = Experience(tokens, 1, np.ones(2), info={"response": "r", "turns": turns})
+    (read,) = read_rollouts(save_rollouts(tmp_path, "explorer", 1, [SampledRollout.of(experience)]))
+    assert read.response == "r" and read.turns in ([], [{"role": "user", "content": 7, "seen": "{1}"}])

@@ -20,7 +20,7 @@ from trinity_core.runtime import evaluation
 from trinity_core.runtime.evaluation import unscored_targets
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.forwarder import Forwarder
-from trinity_core.tracking.scores import score_fingerprint, valid_scores
+from trinity_core.tracking.scores import latest_scores, score_fingerprint, unscored_sets, valid_scores
 from trinity_core.tracking.writers import RankingWriter
 from trinity_core.training.savepoints import Savepoints
 
@@ -125,6 +125,14 @@ def test_a_trainer_alone_takes_the_scores_of_its_explorer(folder: Path) -> None:
     write_score(config_of(folder, "mode=explore", "synchronizer.sync_method=checkpoint"), 8, 0.9)
     trainer = config_of(folder, "mode=train", "buffer.explorer_input.eval_tasksets=[]")
     assert valid_scores(trainer) == {8: 0.9}
+
+
+def test_a_part_of_the_reward_is_no_eval_set(folder: Path) -> None:
+    """A reward function may call its parts `algebra/accuracy` and `algebra/reward`."""
+    numbers = {"eval/test/accuracy": 0.5, "eval/test/judged": 4, "eval/test/answers": 4, "eval/test/reward": 0.7}
+    parts = {"eval/test/algebra/accuracy": 0.1, "eval/test/algebra/reward": 0.2}
+    MetricsFile(folder, "eval").write(3, numbers | parts)
+    assert latest_scores(folder) == {3: 0.5} and unscored_sets(numbers | parts) == []
 
 
 def test_each_tensor_of_the_model_counts(folder: Path) -> None:

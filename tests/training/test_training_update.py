@@ -197,6 +197,28 @@ def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm)
         assert torch.equal(restored[name], tensor), name
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="this processor does not take float16")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
+    """Else each resume would lose the updates in which the scale is found again."""
+    from trinity_core.training.checkpoint import load
+
+    rewards = {"algorithm__advantage_fn": "reinforce", "algorithm__loss_agg_mode": "seq-mean-token-sum"}
+
+    def made():
+        return learner(trainer__dtype="float16", trainer__zero_stage=stage, **rewards)
+
+    def norm(of, step):
+        return of.step([replace(e, reward=20.0 * e.reward) for e in make_batch(step)], step)["actor/grad_norm"]
+
+    one, resumed = made(), made()
+    norms = [norm(one, step) for step in range(1, 9)]
+    assert np.isinf(norms[0]) and np.isfinite(norms[-1]), "the first scales are too large for these gradients"
+    save(one, 8, tmp_path)
+    load(resumed, tmp_path)
+    assert norm(resumed, 9) == norm(one, 9) < np.inf
+
+
 def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
     """A router's bias is a buffer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM

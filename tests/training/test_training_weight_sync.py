@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from saving_helpers import keep_for_resume
 
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TransientFault
 from trinity_core.layout import JobLayout
 from trinity_core.store.store import ExperienceStore
@@ -17,7 +19,6 @@ from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.nccl import PushedVersions, PushPublisher
 from trinity_core.sync.nccl_transfer import VllmWeights
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher, run_versions
 from trinity_core.sync.weight_check import WeightCheck
@@ -235,12 +236,13 @@ def test_resumed_engines_get_each_version_that_is_due(
     config = synchronous(make_config, interval, offset)
     schedule = SyncSchedule("fixed", interval, offset)
     for saved in range(1, 9):
+        last = next(step for step in count(1) if schedule.required_version(step + 1) > saved)
         for ahead in range(interval + offset):
             explored = Explored()
             folder = tmp_path / f"{saved}-{ahead}"
             checkpoint = folder / "checkpoint"
             checkpoint.mkdir(parents=True)
-            explored.step = min(saved + ahead, schedule.last_step_with(saved))
+            explored.step = min(saved + ahead, last)
             since = schedule.required_version(explored.step + 1)
             if method == "nccl" and since < (saved - 1) // interval * interval:
                 continue  # the trainer would still wait to push an earlier version
@@ -254,10 +256,7 @@ def test_resumed_engines_get_each_version_that_is_due(
             after = SmallRun(config, folder, method, explored)
             with torch.no_grad():
                 after.weight.fill_(saved)
-            due = sorted({
-                schedule.required_version(step)
-                for step in range(explored.step + 1, schedule.last_step_with(saved) + 1)
-            })  # fmt: skip
+            due = sorted({schedule.required_version(step) for step in range(explored.step + 1, last + 1)})
             after.publisher.rewind(saved)
             after.publisher.resume(saved, checkpoint)
             if method == "nccl":

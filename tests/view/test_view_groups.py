@@ -1,4 +1,4 @@
-"""Pages of groups: what the filters take, that pages add up, that each reads a bounded part of the store."""
+"""Pages of groups: what the filters take, that pages add up, that a large store is not sorted for them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from sqlalchemy import event, insert, text
 from trinity_core.data.experience import Experience
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
-from trinity_core.view import groups
-from trinity_core.view.groups import GroupFilter, _query, find_groups, group_row
+from trinity_core.view.groups import GroupFilter, find_groups, group_row, groups_query
 
 
 def rows_of(group: str, rewards: list[float | None], version: int) -> list[Experience]:
@@ -40,12 +39,12 @@ def store(request, tmp_path):
         yield opened
 
 
-def found(store, wanted: GroupFilter, limit: int = 100, **given) -> list[str]:
+def found(store, wanted: GroupFilter, limit: int = 100) -> list[str]:
     """The names on all pages, in order."""
     names, before = [], None
     while True:
         with store._database.read() as connection:
-            page = find_groups(connection, store._tables, wanted, before, limit, **given)
+            page = find_groups(connection, store._tables, wanted, before, limit)
         assert len(page.groups) <= limit
         names += [each["group"] for each in page.groups]
         if page.before is None:
@@ -72,10 +71,8 @@ def test_filters_take_what_they_say(store) -> None:
 
 @pytest.mark.parametrize("wanted", [GroupFilter(), GroupFilter(step=9), GroupFilter(state="failed")])
 @pytest.mark.parametrize("limit", [1, 3, 7])
-def test_pages_add_up_however_little_each_reads(store, monkeypatch, wanted, limit) -> None:
-    whole = found(store, wanted)
-    monkeypatch.setattr(groups, "WINDOW", 5)
-    assert found(store, wanted, limit, seconds=0.0) == whole
+def test_pages_add_up(store, wanted, limit) -> None:
+    assert found(store, wanted, limit) == found(store, wanted)
 
 
 def test_a_step_is_found_after_a_rewind(store) -> None:
@@ -89,19 +86,8 @@ def test_a_step_is_found_after_a_rewind(store) -> None:
         assert f"again {explorer}" in found(store, GroupFilter(step=at + 1))
 
 
-def test_a_page_reads_by_primary_key(tmp_path) -> None:
-    """Whatever is filtered by, the database goes through a window of ids, not through the table."""
-    with ExperienceStore.open(f"sqlite:///{tmp_path}/s.db") as store, store._database.read() as connection:
-        t = store._tables
-        query = _query(t, GroupFilter(version=3, group="x", state="trained"))
-        bounded = query.where(t.groups.c.id >= 5, t.groups.c.id < 9).limit(3)
-        statement = bounded.compile(connection, compile_kwargs={"literal_binds": True})
-        plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {statement}")))
-        assert "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)" in plan and "TEMP B-TREE" not in plan
-
-
-def test_a_large_store_opens_at_its_end(tmp_path) -> None:
-    """200,000 groups: one statement for each window that is needed, and a few for a step far away."""
+def test_a_page_of_a_large_store_takes_few_statements_and_no_sorting(tmp_path) -> None:
+    """200,000 groups: the database goes through them by primary key until a page is full."""
     with ExperienceStore.open(f"sqlite:///{tmp_path}/s.db") as store:
         store.put("explorer", 1, {}, rows_of("first", [1.0], 0), 0)
         t = store._tables
@@ -116,7 +102,11 @@ def test_a_large_store_opens_at_its_end(tmp_path) -> None:
             assert [each["id"] for each in page.groups] == list(range(199_999, 199_969, -1))
             page = find_groups(connection, t, GroupFilter(step=700), limit=30)
             assert page.groups[0]["group"] == "g70099" and page.before == 70_070
-            assert len(asked) < 150
+            assert len(asked) == 6
+            query = groups_query(t, GroupFilter(version=3, group="x", state="trained"), before=9)
+            statement = query.compile(connection, compile_kwargs={"literal_binds": True})
+            plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {statement}")))
+            assert "USING INTEGER PRIMARY KEY (rowid<?)" in plan and "TEMP B-TREE" not in plan
 
 
 def test_a_group_names_its_batches(store) -> None:

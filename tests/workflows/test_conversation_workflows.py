@@ -130,7 +130,7 @@ def test_calls_are_carried_out_until_there_is_an_answer(rewards, tools):
 def test_a_call_that_is_no_json_is_told_to_the_model(rewards, tools):
     model = Turns('add {"a": 1', "#### 2")
     [one] = run(task_of("toolcall_workflow", tools=["add"]), model, rewards)
-    assert "<terror: wrong arguments of 'add': arguments: Invalid JSON" in text_of(model, one)
+    assert "<terror: wrong arguments of 'add': Invalid JSON" in text_of(model, one)
     assert one.reward == 1.0 and one.metrics["tool_errors/arguments"] == 1
 
 

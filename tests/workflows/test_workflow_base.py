@@ -118,24 +118,68 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
         async def run(self):
             info = {"parts": {1}, "scores": np.arange(2), "best": np.float32(0.5)}
             (answer,) = await self.model.chat(self.task.messages)
-            return [answer.experience(reward=reward, metrics={"length": np.float32(2)}, info=info)]
+            fields = {"metrics": {"length": np.float32(2)}, "info": info, "turn": np.int64(1), "state": [3]}
+            return [answer.experience(reward=reward, **fields)]
 
     monkeypatch.setitem(WORKFLOWS, "measures", Measures)
     (one,) = from_bytes(to_bytes(run(make_task("measures"), ScriptedModel("a"))))
-    assert (one.reward, one.metrics) == (0.5, {"length": 2.0})
+    assert (one.reward, one.metrics, one.turn, one.state) == (0.5, {"length": 2.0}, 1, "[3]")
     assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5, "taskset": "t"}
 
 
-@pytest.mark.parametrize("reward", ["good", [1, 2], float("nan"), np.float32("inf")])
-def test_non_numeric_reward_is_a_workflow_error(monkeypatch, reward):
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        *({"reward": reward} for reward in ("good", [1, 2], float("nan"), np.float32("inf"))),
+        {"token_rewards": [0.5, float("nan")]},
+        {"teacher_logprobs": [-1, float("-inf")]},
+        {"reward": 1, "metrics": {"accuracy": float("nan")}},
+        {"reward": 1, "turn": None},
+    ],
+)
+def test_a_verdict_that_is_no_number_is_a_workflow_error(monkeypatch, verdict):
     class Praises(Workflow):
         async def run(self):
             (answer,) = await self.model.chat(self.task.messages)
-            return [answer.experience(reward=reward)]
+            return [answer.experience(**verdict)]
 
     monkeypatch.setitem(WORKFLOWS, "praises", Praises)
     with pytest.raises(TrinityError, match="praises"):
         run(make_task("praises"), ScriptedModel("a"))
+
+
+def test_a_metric_that_is_no_finite_number_is_left_out(monkeypatch, caplog):
+    class Measures(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            masked = {"action_mask": [True, False], "teacher_logprobs": [-1, float("nan")]}
+            return [answer.experience(reward=1, metrics={"rate": float("nan"), 2: 1, "turns": 3}, **masked)]
+
+    monkeypatch.setitem(WORKFLOWS, "measures", Measures)
+    (one,) = run(make_task("measures", repeat_times=1), ScriptedModel("a"))
+    assert one.metrics == {"2": 1.0, "turns": 3.0} and any("rate" in message for message in caplog.messages)
+
+
+def test_what_a_workflow_changes_of_its_task_is_its_own(monkeypatch):
+    """A row is drawn again in the next epoch, and its task may be tried again."""
+
+    class Appends(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            self.task.raw["messages"].append({"role": "assistant", "content": answer.text})
+            for args in (self.task.workflow_args, self.task.reward_fn_args):
+                args["seen"].append(1)
+            return [answer.experience(reward=1)]
+
+    monkeypatch.setitem(WORKFLOWS, "appends", Appends)
+    row = {"messages": [{"role": "user", "content": "1+1?"}]}
+    form = FormatConfig(prompt_type="messages", messages_key="messages")
+    task = make_task("appends", raw=row, format=form, workflow_args={"seen": []}, reward_fn_args={"seen": []})
+    model = ScriptedModel("2")
+    for _ in range(2):
+        run(task, model)
+        assert model.asked[-1][0] == [{"role": "user", "content": "1+1?"}]
+    assert len(row["messages"]) == 1 and task.workflow_args == task.reward_fn_args == {"seen": []}
 
 
 def test_workflow_errors_propagate(monkeypatch):

@@ -1,4 +1,4 @@
-"""An environment of verifiers: guess a number, in one turn (`single_agent`) or, with a hint, in two."""
+"""An environment of verifiers: guess a number, in one turn (`single_agent`) or, with a hint, in two; or ask a tool."""
 
 from __future__ import annotations
 
@@ -23,11 +23,23 @@ class Guess(vf.Task[Number]):
         return trace.num_turns == 2
 
 
+class Oracle(vf.Toolset[vf.SharedToolsetConfig]):
+    @vf.tool
+    def is_less(self, least: int) -> str:
+        """Whether the number of task 1 is less than `least`."""
+        return "yes" if least > 2 else "no"
+
+
 class NumbersConfig(vf.TasksetConfig):
     largest: int = 9
+    with_tools: bool = False
 
 
 class Numbers(vf.Taskset[Guess, NumbersConfig]):
+    @classmethod
+    def toolsets(cls, config: NumbersConfig) -> list[vf.Toolset]:
+        return [Oracle(vf.SharedToolsetConfig())] if config.with_tools else []
+
     def load(self) -> Iterator[Guess]:
         for number in range(1, self.config.largest + 1):
             yield Guess(Number(prompt="Guess my number.", system_prompt="Be brief.", number=number), self.config.task)
@@ -43,3 +55,7 @@ class Game(vf.Env[GameConfig]):
             reply = await game.turn()
             while not reply.terminated and reply.last_reply != str(task.data.number):
                 reply = await game.turn("lower" if int(reply.last_reply) > task.data.number else "higher")
+
+
+if __name__ == "__main__":
+    Oracle.run()

@@ -174,7 +174,7 @@ class ChatEncoder:
         from jinja2 import TemplateError
 
         try:
-            return self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 chat_template=self.template,
@@ -184,6 +184,7 @@ class ChatEncoder:
             )
         except (TemplateError, TypeError, ValueError) as error:  # the latter where an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
+        return text.encode(errors="replace").decode()  # a tool may say half of a surrogate pair, which is no UTF-8
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None

@@ -154,10 +154,10 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
         lengths = {name: len(value) for name, value in own.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    return save_arrays(arrays, {"experiences": json.dumps(rows, default=_as_json)})
+    return save_arrays(arrays, {"experiences": json.dumps(rows, default=as_json)})
 
 
-def _as_json(value: Any) -> Json:
+def as_json(value: Any) -> Json:
     """JSON for a value in `info` that JSON does not know: NumPy as lists and numbers, the rest as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 

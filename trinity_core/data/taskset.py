@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -119,8 +118,8 @@ class Taskset:
             reward_fn=config.default_reward_fn_type,
             rollout_args=config.rollout_args,
             format=config.format,
-            workflow_args=copy.deepcopy(dict(config.workflow_args)),  # the user's code may change them
-            reward_fn_args=copy.deepcopy(dict(config.reward_fn_args)),
+            workflow_args=dict(config.workflow_args),
+            reward_fn_args=dict(config.reward_fn_args),
             is_eval=self.is_eval,
             seed=self.seed,
             location=str(self.locations[index]),

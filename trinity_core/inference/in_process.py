@@ -187,6 +187,10 @@ class InProcessEngine(Engine):
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            if self.settings.lora_rank:
+                from trinity_core.inference.one_adapter import use_one_adapter
+
+                use_one_adapter()
             _freeze_imports()
             began = time.perf_counter()
             # The base of an adapter is never loaded again.

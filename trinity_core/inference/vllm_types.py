@@ -23,6 +23,7 @@ from trinity_core.inference.settings import (
     kv_bytes,
     kv_bytes_per_token,
 )
+from trinity_core.processes import free_memory
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -127,7 +128,6 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 def _kv_bytes(settings: EngineSettings) -> int:
     """Bytes of KV cache on the CPU. Raises TrinityError if one sequence takes more than half of the free memory."""
-    import psutil
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -137,7 +137,7 @@ def _kv_bytes(settings: EngineSettings) -> int:
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     per_token = kv_bytes_per_token(text["num_hidden_layers"], heads, channels, settings.compute_dtype)
-    return kv_bytes(settings, per_token, psutil.virtual_memory().available)
+    return kv_bytes(settings, per_token, free_memory())
 
 
 def check_model(model_path: str) -> None:

@@ -186,6 +186,8 @@ class OperatorPipeline:
     ) -> list[Experience]:  # fmt: skip
         """Run the operator at one place; adds to `dropped`. See `run`."""
         name, operator = self.operators[place]
+        if place == len(self.operators) - 1:  # after an earlier one `invalid_reward_filter` may follow
+            operator = partial(_finite, operator)
         self.running = name
         before = _groups(experiences)
         wrong: list[FailedGroup] = []
@@ -222,6 +224,15 @@ class OperatorPipeline:
         if not wrong or self.in_a_row >= FAILED_IN_A_ROW:
             raise error
         return fine, list(wrong.values())
+
+
+def _finite(operator: Operator, experiences: list[Experience]) -> list[Experience]:
+    """What an operator leaves. Raises TrinityError for a reward that is not finite: no train step could take it."""
+    left = operator(experiences)
+    for e in left:
+        if e.total_reward is not None and not isfinite(e.total_reward):
+            raise TrinityError(f"run {e.run} of group '{e.group}' has the reward {e.total_reward} after the operators")
+    return left
 
 
 def _groups(experiences: Sequence[Experience]) -> Counter[str]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
@@ -32,7 +33,6 @@ from trinity_core.rollout.trainer_watch import (
     staleness_bound,
 )
 from trinity_core.store.store import LineageChanged
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log

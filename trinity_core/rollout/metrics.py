@@ -70,11 +70,8 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
             "sessions/guided_answers": float(sum(one.guided for one in sessions)),
             "sessions/guided_tokens": float(sum(one.guided_tokens for one in sessions)),
         }
-    return numbers | {
-        name if name in COUNTED else f"{name}/mean": value
-        for name, value in combined(runs).items()
-        if name != "response_length"
-    }
+    parts = {name if name in COUNTED else f"{name}/mean": value for name, value in combined(runs).items()}
+    return parts | numbers  # a part of the reward may be called `reward`
 
 
 def dropped_whole(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:

@@ -27,6 +27,7 @@ from trinity_core.threads import InterruptibleThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 from trinity_core.workflows.base import all_of
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,18 @@ class Outcome:
     def failed(self) -> bool:
         """Whether every attempt failed."""
         return self.error is not None
+
+    @property
+    def lost(self) -> str:
+        """Why there is nothing to learn from it: it failed, or no answer could be judged. "" if there is something."""
+        if self.error is not None:
+            return cause(self.error)
+        errors = [
+            str(one.info.get("verifier_error", "no answer that could be judged"))
+            for one in self.experiences
+            if one.is_unscored and one.metrics.get(VERIFIER_ERRORS)
+        ]
+        return errors[0] if errors and len(errors) == len(self.experiences) else ""
 
     @property
     def further_groups(self) -> set[str]:
@@ -219,7 +232,8 @@ def _named(task: Task) -> str:
 
 @dataclass
 class FailureWatch:
-    """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail."""
+    """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail, or
+    nobody can judge an answer."""
 
     rejected_rows: RejectedRows = field(default_factory=RejectedRows)
     """Where rows are written down that fail."""
@@ -231,17 +245,17 @@ class FailureWatch:
     def check(self, step: int, outcomes: Sequence[Outcome], is_last: bool = False) -> None:
         """Note the rows of failed tasks.
 
-        Raises `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row, or
-        all tasks of a run of which it `is_last`.
+        Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and
+        `FAILED_IN_A_ROW` tasks in a row, or all tasks of a run of which it `is_last`.
         """
         self.note(outcomes)
-        if not outcomes or not all(outcome.failed for outcome in outcomes):
+        if not outcomes or not all(outcome.lost for outcome in outcomes):
             self.in_a_row = 0
             self.any_succeeded |= bool(outcomes)
             return
         self.in_a_row += len(outcomes)
         if self.in_a_row >= FAILED_IN_A_ROW or (is_last and not self.any_succeeded):
-            check_failures(f"explore step {step}", outcomes)
+            raise _all_lost(f"explore step {step}", outcomes) from outcomes[0].error
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """Write down the rows of failed tasks."""
@@ -250,14 +264,16 @@ class FailureWatch:
 
 
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:
-    """Raise `TrinityError`, naming the first failure, if every task of an explore step or an evaluation failed."""
-    failed = [outcome for outcome in outcomes if outcome.failed]
-    if not failed or len(failed) < len(outcomes):
-        return
-    first = failed[0]
-    raise TrinityError(
-        f"all {len(outcomes)} tasks of {where} failed; the first, {_named(first.task)}, with {cause(first.error)}"
-    ) from first.error
+    """Raise `TrinityError`, naming the first failure, if every task of an evaluation failed."""
+    if outcomes and all(outcome.failed for outcome in outcomes):
+        raise _all_lost(where, outcomes) from outcomes[0].error
+
+
+def _all_lost(where: str, outcomes: Sequence[Outcome]) -> TrinityError:
+    first = outcomes[0]
+    return TrinityError(
+        f"all {len(outcomes)} tasks of {where} failed; the first, {_named(first.task)}, with {first.lost}"
+    )
 
 
 @dataclass

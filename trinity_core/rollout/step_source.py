@@ -7,7 +7,6 @@ which nothing is left.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -246,13 +245,7 @@ class ServedSteps:
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
     """Each repeat as a task of its own, so that a request that fails costs one answer and not all of its question."""
     return [
-        replace(
-            task,
-            repeat_times=1,
-            group=f"{task.group}/{run}",
-            repeat_of=task.group,
-            workflow_args=copy.deepcopy(task.workflow_args),
-        )
+        replace(task, repeat_times=1, group=f"{task.group}/{run}", repeat_of=task.group)
         for task in tasks
         for run in range(task.repeat_times)
     ]

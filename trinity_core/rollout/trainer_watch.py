@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from trinity_core.config import Config
+from trinity_core.config.sync_schedule import StalenessBound, SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool
@@ -16,7 +17,6 @@ from trinity_core.layout import JobLayout
 from trinity_core.rollout.records import StepRecords
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS, TrainerPresence
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import StalenessBound, SyncSchedule
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.threads import DaemonThreads

@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 20.0
-"""For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
+"""Time for the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
 EXPLORER_SECONDS = 2.0
-"""For the explorer to end on its own. Its rollouts are in the store; it has nothing to save."""
+"""Time for the explorer to end. Its rollouts are in the store; it has nothing to save."""
 LOAD_SECONDS = 3600.0
-"""For an engine kept from an earlier stage to load a model."""
+"""Time for an engine kept from an earlier stage to load a model."""
 CALLS_AT_ONCE = 1000
 """An engine is an asynchronous actor: each workflow's call waits within it."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""Bytes below which a trainer on the CPU keeps memory that it has freed: the next step asks for as much again. Else
-glibc returns most of it, and the system clears 4,500 pages a step of the small model, for 8 ms of each core."""
+"""Bytes below which a trainer on the CPU keeps memory that it has freed: the next step asks for as much again.
+Otherwise glibc returns most of it, and the system clears 4,500 pages a step of the small model, for 8 ms of each
+core."""
 KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-"""Matrix products in half precision that torch and oneDNN keep compiled on the CPU; 1,024 each by default. Every
-micro-batch has other sizes, so that hardly one is needed again: PPO on a model of 1 million parameters grew by 130 MiB
-a step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
+"""Matrix products in half precision that torch and oneDNN keep compiled on the CPU; 1,024 each by default.
+Micro-batches differ in size, so hardly any is needed again: PPO on a model of 1 million parameters grew by 130 MiB a
+step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
 
 
 def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
@@ -91,7 +92,7 @@ def trainer_key(placement: Placement) -> Hashable:
 
 
 def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) -> None:
-    """Put the weights of a Hugging Face folder into running engines, as version 0; "" takes an adapter out."""
+    """Load the weights of a Hugging Face folder into running engines, as version 0; "" removes an adapter."""
     from trinity_core.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()) if model_path else "")
@@ -173,19 +174,19 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
 
 
 def renew(workers: list[Any], config: Config, check: Callable[[], None]) -> None:
-    """Let running workers become those of another stage's trainer."""
+    """Turn running workers into those of another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
     results_of([worker.renew.remote(config) for worker in workers], timed)
 
 
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
+    """Connect the workers at rank 0's address, load and resume; returns rank 0's progress."""
     address, port = result_of(workers[0].rendezvous.remote(), check, stopped)
     return results_of([worker.start.remote(address, port) for worker in workers], check, stopped)[0]
 
 
 def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:
-    """Prepare kept actors for another stage. False if one of them has died meanwhile; then the others end too."""
+    """Prepare kept actors for another stage. False if one of them has died; then the others are ended too."""
     try:
         prepare()
     except ProcessLost as loss:

@@ -30,11 +30,11 @@ class Stoppable(Protocol):
         """Ask everything to save and end."""
 
     def check(self) -> None:
-        """Raise what makes it useless to go on."""
+        """Raise the error, if any, that makes waiting useless."""
 
 
 class Adapter:
-    """Calls each step as it is; shows nothing but log lines."""
+    """Calls each step as a plain function; shows log lines only."""
 
     report: type[ProgressReport] = ProgressReport
 
@@ -43,13 +43,14 @@ class Adapter:
         return step()
 
     def subflow(self, request: Request, run: Callable[[], T]) -> T:
-        """The result of the run of a stage that is one of several."""
+        """Run one stage of several; its result."""
         return run()
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Run components beside each other: name -> result.
+        """Run components concurrently: name -> result.
 
-        When one fails, the others are asked to save and end, and the failure is raised: of several the most telling.
+        When one fails, the others are asked to save and end, and the failure is raised: of several, a permanent one
+        first.
         """
         with ThreadPoolExecutor(max_workers=max(len(components), 1)) as threads:
             futures = {name: threads.submit(copy_context().run, call) for name, call in components.items()}
@@ -58,15 +59,15 @@ class Adapter:
         return {name: future.result() for name, future in futures.items()}
 
     def begun_by(self) -> str:
-        """What identifies the attempts at one run; "" if there is no other attempt than this."""
+        """An id that all attempts at one run share; "" if there is only this attempt."""
         return ""
 
     def is_retry(self) -> bool:
-        """True in another attempt at what an earlier one began: what preflight has found may have changed."""
+        """True for a later attempt: preflight's result may be outdated."""
         return False
 
     def announce(self, config: Config, stage: str) -> None:
-        """Show which run this is: of a stage, or `pipeline` or `async`."""
+        """Show which run starts: a stage's, `pipeline` or `async`."""
 
     def judged(self, stage: Stage) -> Stage:
         """The stage that learns from a person's verdicts, if it needs them. Raises TrinityError if nobody was asked."""
@@ -82,8 +83,8 @@ PLAIN = Adapter()
 def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
     """Wait until all futures are done; after a failure ask the others to save and end, and wait for that.
 
-    A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the
-    metrics. `has_failed` is asked about futures that are done.
+    A cancellation (an exception in this thread, the main one) does the same, and so does a permanent tracking error.
+    `has_failed` is called with futures that are done.
     """
     try:
         while not all(future.done() for future in futures):
@@ -98,6 +99,6 @@ def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: C
 
 
 def raise_most_telling(failures: Collection[BaseException]) -> None:
-    """Raise the failure, if any, that another attempt cannot get past; a component that was only stopped comes last."""
+    """Raise a permanent failure in preference to a transient one, and `Stopped` last; nothing without failures."""
     if failures:
         raise most_telling(list(failures))

@@ -80,7 +80,7 @@ class RunModels:
         return self._run(_answers(self._models[model.name], questions))
 
     def _start(self, asked: dict[str, AuxiliaryModelConfig]) -> None:
-        """Start the engines of all models that are asked, so that none of them waits for another's place."""
+        """Start the engines of all models at once, so that none waits for another to free its GPU."""
         wanted = {model.model_path: model for model in asked.values()}
         if unable := [path for path in wanted if is_reward_model(path)]:
             raise InputError(f"{unable[0]} is a reward model, which writes no text; operators need a language model")
@@ -152,7 +152,7 @@ class EndpointModels:
 def _endpoint(model: AskedModel) -> Endpoint:
     address = model.base_url or os.environ.get(BASE_URL, "")
     if not address:
-        raise ModelError(f"nothing says where the model {model.name} is: give base_url, or set {BASE_URL}")
+        raise ModelError(f"the model {model.name} has no address: give base_url, or set {BASE_URL}")
     variable = model.api_key_env or (API_KEY if API_KEY in os.environ else None)
     key = "" if variable is None else os.environ.get(variable, "")
     if variable is not None and not key:
@@ -179,7 +179,7 @@ async def _answer(model: RolloutModel, question: Question) -> str | NoAnswer:
 
 
 async def _checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
-    """What `work` returns. Raises what `check` raises while it goes on."""
+    """The result of `work`; `check` is called meanwhile and may raise."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:

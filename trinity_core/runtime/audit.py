@@ -62,7 +62,7 @@ def audit_text(name: str, audit: Audit) -> str:
 
 
 def accounts_for_all(audits: Mapping[str, Audit]) -> bool:
-    """True if every task is accounted for and there are some: a proof of nothing is none."""
+    """True if every task is accounted for and at least one was drawn."""
     return all(audit.clean for audit in audits.values()) and any(audit.tasks_drawn for audit in audits.values())
 
 

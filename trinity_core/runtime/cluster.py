@@ -1,4 +1,4 @@
-"""Ray: started for the run, or joined; and everything that runs on it, ended again.
+"""Start Ray for a run, or join a cluster, and end everything that the run started on it.
 
 One process has at most one cluster. A pipeline opens it and its stages use it, because starting Ray takes 6 s.
 """
@@ -30,16 +30,16 @@ from trinity_core.waits import retry
 log = logging.getLogger(__name__)
 
 END_SECONDS = 5.0
-"""For Ray's processes to end when Ray does."""
+"""Time for Ray's processes to end with Ray."""
 AGAIN_SECONDS = 300.0
-"""For room where an earlier attempt had some: dying processes may let go of their GPUs slowly, and a node takes minutes
+"""Time to wait for GPUs that an earlier attempt had: dying processes may release them slowly, and a node takes minutes
 to start."""
 LOOK_SECONDS = 5.0
 """Between two looks at whether Ray is alive."""
 NAME_SECONDS = 30.0
-"""For Ray to end the actors of a process that was killed: until then their names are taken."""
+"""Time for Ray to end the actors of a killed process: until then their names are taken."""
 PLACE_SECONDS = 600.0
-"""For Ray to start an actor, also where its GPUs are another run's still."""
+"""Time for Ray to start an actor, including a wait for GPUs of another run."""
 _lock = threading.Lock()
 _current: Cluster | None = None
 _had_room: set[str | None] = set()
@@ -59,7 +59,7 @@ class Cluster:
         self._kept: dict[str, tuple[Any, list[Any]]] = {}
         """Actors kept for a later stage: kind -> (the key they fit, actors)."""
         self._reserved: list[tuple[list[Any], Callable[[], None]]] = []
-        """Nodes that are reserved for kept actors: those actors, and what gives the nodes up."""
+        """Nodes reserved for kept actors: the actors, and a function that releases the nodes."""
         self._placing: dict[Any, tuple[str, float]] = {}
         """Actors that Ray has yet to start: reference that is ready once it has -> (name, when it was asked to)."""
         self._namespace = config.ray_namespace or "trinity"
@@ -91,11 +91,11 @@ class Cluster:
         self._connect()
 
     def alive(self) -> bool:
-        """False if Ray on this machine has died, or if its head is silent or has given this machine up."""
+        """False if Ray on this machine has died, or if its head does not answer or no longer counts this machine."""
         return self._node is not None and self._node.alive()
 
     def check(self) -> None:
-        """To be called while waiting: each `LOOK_SECONDS` it looks whether waiting makes sense.
+        """Call this while waiting: every `LOOK_SECONDS` it checks that waiting still makes sense.
 
         Raises `RayDied`, or `TransientFault` if Ray has not started an actor within `PLACE_SECONDS`.
         """
@@ -199,7 +199,7 @@ class Cluster:
             ) from None
 
     def check_room(self, wanted: float) -> None:
-        """Before actors start that use `wanted` GPUs together: those that never fit would wait for ever."""
+        """Check that `wanted` GPUs exist before actors start: an actor that never fits would wait forever."""
         import ray
 
         if not wanted:
@@ -214,7 +214,7 @@ class Cluster:
             log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
 
     def kill(self, handles: Sequence[Any]) -> None:
-        """End these actors now. A dead Ray has ended its own and is not asked: it would let us wait for a minute."""
+        """End these actors now. A dead Ray is not asked, which would take a minute; its actors died with it."""
         import ray
 
         for handle in self._started if self.alive() else ():
@@ -233,7 +233,7 @@ class Cluster:
         self._release_unused()
 
     def _release_unused(self) -> None:
-        """A dead Ray has given up all nodes."""
+        """A dead Ray has released all nodes."""
         reserved, self._reserved = self._reserved, []
         for actors, release in reserved:
             if any(actor in self._started for actor in actors):
@@ -366,7 +366,7 @@ def close_cluster(cluster: Cluster) -> None:
 
 @contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Ray replaces the SIGTERM handler in the main thread; Prefect hears of a cancellation only through its own."""
+    """Ray replaces the SIGTERM handler in the main thread; Prefect needs its own to notice a cancellation."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -379,7 +379,7 @@ def _keeping_sigterm() -> Iterator[None]:
 
 
 def note_room(address: str | None) -> None:
-    """There is room for a run of this process in the Ray at `address`."""
+    """Record that the Ray at `address` had room for a run of this process."""
     _had_room.add(address)
 
 

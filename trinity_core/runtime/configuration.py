@@ -24,8 +24,8 @@ def load_checked(
 ) -> Config:
     """`load_config` with the user's modules loaded, so that the names they bring are known and all others refused.
 
-    Refused are also databases, of the experience store and of MLflow, that do not work on this machine, and what `more`
-    reports of each stage.
+    Databases of the experience store and of MLflow that do not work on this machine are refused too. `more` may report
+    further findings about each stage.
     """
 
     def check(config: Config, report: Report) -> Config:
@@ -39,9 +39,9 @@ def load_checked(
 
 
 def start_from(config: Config, model_path: str) -> Config:
-    """The configuration of a stage that begins with the model of the stage before; a critic of its own stays.
+    """The configuration of a stage that starts from `model_path`; a critic with its own model keeps it.
 
-    An adapter to start from that is configured for all stages is in that model already; one of the stage's own stays.
+    An initial adapter configured for all stages is merged into that model already, and is dropped; a stage's own stays.
     """
     model = config.model
     if model.lora is not None and not config.written_by_stage("model.lora_configs"):

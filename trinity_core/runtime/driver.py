@@ -37,7 +37,7 @@ from trinity_core.store.run_store import open_run_store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at whether a trainer beside a finished explorer has gone back."""
+"""Between two checks whether the trainer beside a finished explorer has gone back to a checkpoint."""
 
 
 class Terminal(Adapter):
@@ -134,8 +134,8 @@ def _publish_pipeline(
 def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
     """Run a trainer and its explorers, each from a configuration of its own, on one Ray: part -> summary.
 
-    When one fails for good, the others save and end. An explorer that has finished works again if its trainer goes back
-    to a checkpoint before steps that it explored.
+    When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
+    checkpoint before steps that it explored.
     """
 
     def resolve_parts() -> list[Part]:
@@ -178,7 +178,7 @@ def _explores_again(part: Part, trained: Event, token: CancelToken) -> bool:
 
 
 def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, Any]:
-    """Make, continue or find the output of a stage's task pipeline; where it is, and what became of the rows.
+    """Make, continue or find the output of a stage's task pipeline; returns its folder and the counts of rows.
 
     Raises TrinityError as `curated_tasks` does, or if the stage has no task pipeline.
     """
@@ -211,7 +211,7 @@ class Part:
 
 
 def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
-    """The runs that may work beside each other, by their checked configurations.
+    """The parts of one asynchronous run, from their files. Their configurations are checked.
 
     Raises ConfigError or TrinityError, and `TransientFault` if the GPUs of one are in use.
     """
@@ -220,8 +220,8 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
     for file, config in configs.items():
         if config.mode != "train" and not config.explores_alone:
             raise TrinityError(
-                f"{file} has mode {config.mode}. Beside each other run configurations with mode: explore or serve, and "
-                "one with mode: train."
+                f"{file} has mode {config.mode}. The parts of one run have mode: explore or serve, and one has "
+                "mode: train."
             )
         if config.job_dir != configs[first].job_dir:
             raise TrinityError(

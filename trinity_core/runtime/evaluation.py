@@ -1,4 +1,4 @@
-"""Which weights of a run have no score yet.
+"""Finds the weights of a run that have no score yet, and scores them.
 
 A score belongs to a step of a run and to what it was made with: eval sets, sampling, workflow, reward and, before
 training, the model. It is a line of source `eval` in the run's metrics file, and is made again only when these change.
@@ -18,6 +18,7 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
+from trinity_core.runtime.summary import evaluation_of, scored_text
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.scores import valid_scores
 
@@ -35,12 +36,11 @@ class Target:
 
 
 def unscored_targets(config: Config, which: str) -> list[Target]:
-    """The targets that `which` means and that have no score yet.
-
-    Empty means what mode `bench` is configured to: the latest checkpoint (without any, the model that the engines start
-    with), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all`
-    (scored ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError
-    if the step that is named has no whole one. An external model has no steps: each word means it.
+    """The targets selected by `which` that have no score yet. An empty `which` follows the configuration of mode
+    `bench`: the latest checkpoint (without any, the model that the engines start with), or with
+    `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored ones too) or a
+    step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the step that is
+    named has no whole one. An external model has no steps: each word means it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
@@ -83,7 +83,9 @@ def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, d
     scores = {}
     for target in targets:
         scores[target.step] = attempt.score(target.step, target.folder)
-        log.info("step %s: %s", target.step, scores[target.step])
+        evaluation = evaluation_of(attempt.config, target.step)
+        text = "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
+        log.info("step %s: %s", target.step, text)
     return scores
 
 

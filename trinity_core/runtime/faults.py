@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, what they say, and how runs beside each other are asked to end."""
+"""Which failures are retried, their messages, and how concurrent runs are asked to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity_core.tracking.logs import log_name
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-"""Short, so that a cancellation (an exception in the main thread) is heard at once, and no longer wait is needed."""
+"""Short, so that a cancellation (an exception in the main thread) takes effect at once."""
 
 
 AGAIN = "Start the same run again: it resumes from its latest whole checkpoint."
@@ -46,7 +46,7 @@ class CancelToken:
     def raise_if_cancelled(self) -> None:
         """Raise `Stopped` in a run that has saved and ended because it was asked to."""
         if self.cancelled:
-            raise Stopped("The run has saved and ended: a run beside it failed, or all of them were cancelled.")
+            raise Stopped("The run has saved and ended, because another part of it failed or all were cancelled.")
 
 
 CANCEL_TOKEN: ContextVar[CancelToken | None] = ContextVar("cancel_token", default=None)

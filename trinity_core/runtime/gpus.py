@@ -1,7 +1,7 @@
-"""Which GPUs of this machine a run with a Ray of its own takes: free ones, each of which it locks until it ends.
+"""Choose free GPUs of this machine for a run with its own Ray, and lock them until it ends.
 
-Free is a GPU that no process computes on, whose memory is nearly empty, and that no other run has locked. Memory counts
-because a container does not see the processes of others; the locks, because a run that starts uses nothing yet.
+A GPU is free if no process computes on it, its memory is nearly empty, and no other run has locked it. Memory is
+checked because a container does not see the processes of others, and locks because a starting run uses no memory yet.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import psutil
 from trinity_core.errors import TransientFault, TrinityError
 
 IDLE_BYTES = 2**30
-"""What a GPU that only drives a display may hold."""
+"""Bytes that a GPU may hold for a display alone."""
 FREE_SECONDS = 30.0
-"""For processes that have just ended, such as those of a killed run, to let go of their GPUs."""
+"""Time for processes that have just ended, such as those of a killed run, to release their GPUs."""
 POLL_SECONDS = 0.5
 LOCKS = Path("/dev/shm")  # noqa: S108 - seen by every user of the machine, empty after a power cut
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -149,7 +149,7 @@ class GpuLocks:
             time.sleep(POLL_SECONDS)
 
     def release(self) -> None:
-        """Let go of all."""
+        """Release all."""
         while self._held:
             self._held.popitem()[1][1].close()
 

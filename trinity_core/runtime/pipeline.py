@@ -68,10 +68,11 @@ def plan_stages(config: Config) -> Plan:
 
 
 def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
-    """The summary of each stage that is done; None from the first one on that is not, or was made from other settings.
+    """The summary of each stage that is done; None from the first one on that is not done or was made from other
+    settings.
 
-    A stage that is run again resumes from its latest checkpoint. Other data, plugins or sync settings do not make it
-    undone: weights that were trained on the old ones would be trained further. A warning names them.
+    A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
+    with a warning that names them: running it again would train weights further that were trained on the old ones.
     """
     found: list[dict[str, Any] | None] = []
     model_path = ""
@@ -129,7 +130,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
 
 @contextmanager
 def early_cluster(config: Config) -> Iterator[None]:
-    """Within this context Ray is up, before a flow needs it: it starts while something else is waited for.
+    """Within this context Ray is up. It starts before a flow needs it, during another wait.
 
     If it does not start now, the flow, which has retries, tries again.
     """
@@ -146,7 +147,7 @@ def early_cluster(config: Config) -> Iterator[None]:
 
 
 def gpus_of(configs: list[Config]) -> int:
-    """GPUs of each node that the most demanding of these runs takes."""
+    """The largest number of GPUs a node that any of these runs takes."""
     return max(placement_of(config).gpu_per_node for config in configs)
 
 

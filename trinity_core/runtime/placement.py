@@ -1,4 +1,4 @@
-"""Which process gets which GPUs and how many threads: pure arithmetic, before any process of the run starts."""
+"""Assigns GPUs and threads to processes: pure arithmetic, before any process of the run starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trinity_core.config import Config
 from trinity_core.config.resolve import most_repeats
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
-from trinity_core.sync.schedule import SyncSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def flow_of(config: Config) -> str:
 
 
 def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
-    """The least that each of the `wanted` nodes with the most GPUs has. Raises TrinityError if there are fewer."""
+    """The smallest node among the `wanted` nodes with the most GPUs. Raises TrinityError if there are fewer."""
     if wanted > len(nodes):
         raise TrinityError(
             f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "

@@ -19,7 +19,7 @@ REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
 REPORT_SHARE = 0.01
 """Of the time that reports may take: those of Prefect cost up to a second, on cores that engines and trainer want."""
 ASK_SECONDS = 2.0
-"""Between two questions to an actor what it waits for."""
+"""Between two requests to an actor for what it waits for."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",
@@ -28,9 +28,8 @@ SHOWN = (
 
 
 class ProgressReport:
-    """Logs how far one source of metrics is: as often as `REPORT_SHARE` allows, and only what has changed.
-
-    Also what its actor waits for, if that takes longer.
+    """Logs the progress of one source of metrics, as often as `REPORT_SHARE` allows and only after a change; also what
+    its actor waits for, if the wait is long.
     """
 
     def __init__(self, config: Config, source: str) -> None:
@@ -76,7 +75,7 @@ class ProgressReport:
 
 
 class ActorWaits:
-    """What an actor waits for or evaluates: it is asked every few seconds, and nobody waits for its answer."""
+    """What an actor waits for or evaluates: requested every few seconds, without blocking."""
 
     def __init__(self, ask: Callable[[], Future[dict[str, Any]]]) -> None:
         self._ask = ask

@@ -1,7 +1,7 @@
 """`trinity_core.train`: a run from a script or a notebook, with rows and reward functions as Python has them.
 
-All that a run needs is written below its folder, as a user would write it by hand: `config.yaml`, the rows, and the
-reward functions as a plugin. So the same run can be looked at, resumed and evaluated by every command.
+Everything that the run needs is written below its folder, as a user would write it: `config.yaml`, the rows, and the
+reward functions as a plugin. So every command works on the run: view, resume, evaluate.
 """
 
 from __future__ import annotations

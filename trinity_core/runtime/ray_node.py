@@ -1,4 +1,4 @@
-"""This process's node of a Ray cluster: starting one, joining one, and whether it and the cluster's head live.
+"""This process's node of a Ray cluster: start one, join one, check that it and the cluster's head live.
 
 `ray start --head` turns token authentication on, but `ray.init(address=…)` sends a token only with RAY_AUTH_MODE=token,
 and tries for 50 s to reach a head that refuses it or does not answer. So the head is asked first.
@@ -25,7 +25,7 @@ from trinity_core.processes import end, family
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""For the head of a cluster that is joined to answer."""
+"""Time for the head of a cluster that is joined to answer."""
 SILENCE_SECONDS = 30.0
 """For the head to answer on a busy machine later on. After 60 s without it Ray would end this process."""
 KEPT_AT = "~/.ray/auth_token"

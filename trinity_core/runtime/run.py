@@ -2,10 +2,10 @@
 
     python -m trinity_core.runtime.run --config FILE [key=value …]
 
-Two loops work beside each other, each in processes of its own, and meet in two places: rollouts go from the explorer to
-the trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The verbs
-are those of `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; their order stands here. Every
-way to start a run leads here (`runtime/driver.py`); an adapter calls the steps as they are, or as Prefect tasks.
+Two loops run concurrently, each in its own processes, and share two things: rollouts go from the explorer to the
+trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The verbs are
+those of `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; their order stands here. Every way
+to start a run leads here (`runtime/driver.py`); an adapter calls the steps as they are, or as Prefect tasks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def explore(explorer: Explorer) -> None:
     `sync_offset: 0` the training is on-policy. An asynchronous one takes the newest version; it waits for
     the first one, and with `max_staleness` until the rows of the step will be fresh enough when they are trained.
 
-    Where trainer and engines share a GPU (`cluster.colocate`), a side gives it up before it waits for the other, the
-    explorer in `version_due`, the trainer in `next_batch`, and takes it before it goes on.
+    Where trainer and engines share a GPU (`cluster.colocate`), a side releases it before it waits for the other, the
+    explorer in `version_due`, the trainer in `next_batch`, and acquires it before it continues.
     """
     for step in explorer.steps():
         if explorer.is_synchronous:

@@ -131,7 +131,7 @@ class RunAttempt:
     # ---- what the stage does ----
 
     def explore(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
-        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary.
+        """Run the explorer by `loop` until all tasks are done or the attempt is stopped; the explorer's summary.
 
         Returns when the trainer has ended too: until then it may go back to a checkpoint.
         """
@@ -220,7 +220,8 @@ class RunAttempt:
         return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
 
     def check(self) -> None:
-        """Raise what keeps the run from its end while someone waits for it: a dead Ray, or lost tracking."""
+        """Raise the error, if any, that makes waiting for the run useless: a dead Ray, or a permanent tracking
+        error."""
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
@@ -240,7 +241,7 @@ class RunAttempt:
         return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
 
     def _explorer_heartbeat(self) -> Heartbeat:
-        """For those who wait for the explorer: it must answer."""
+        """Checks that the explorer answers, for a wait on it."""
         return Heartbeat({self.config.explorer.name: self.explorer()}, self.check)
 
     def close(self, outcome: RunOutcome) -> None:

@@ -21,6 +21,7 @@ from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import read_json, write_json
@@ -34,7 +35,6 @@ from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.store.run_store import identify, open_run_store
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking import rewind
 
@@ -124,6 +124,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         config = in_fresh_folder(config, begun_by)
     elif not request.run:
         config = in_newest_folder(config)
+    written_mode = config.mode
     if evaluates:
         config = for_evaluation(config, request.is_base)
     if parent_dir and (not evaluates or request.model_path):
@@ -133,8 +134,10 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         require_ready(config)
     placement, made = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    warnings = (*notices(config), *filter(None, (notice, shared_memory_notice(config))))
-    # The style that validation has told stays in force, whichever method takes over on this machine.
+    # Of a run's own evaluation nothing is said: what it does not use is meant for the training.
+    idle = notices(config) if config.mode == written_mode else ()
+    warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
+    # The style that validation assumed stays in force, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(
         {
@@ -255,10 +258,10 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
 
 
 def lock_run(config: Config, components: set[str]) -> None:
-    """Keep others from starting the same run: they would take back steps that this one has done.
+    """Lock the run, so that nobody else starts it and undoes its steps.
 
     Waits for a trainer that has outlived its flow; raises TransientFault if it does not end. Raises TrinityError if the
-    run is in progress, or if an explorer or trainer of it is at work whose settings do not go with these.
+    run is in progress, or if a running explorer or trainer of it has incompatible settings.
     """
     names = lock_names(config, components)
     for name in names:
@@ -274,7 +277,7 @@ def resume_step(config: Config, components: set[str]) -> int:
 
     The trainer rewinds the store too when it starts. Done here, before the explorer starts, it keeps the explorer from
     beginning a step that would then be taken back. An explorer or trainer that runs alone rewinds nothing here. An
-    explorer says here that it comes (back), so that a trainer that is ready before its engines waits for it.
+    explorer announces itself here, so that a trainer that is ready before its engines waits for it.
     """
     begun = config.job_dir.exists()
     lock_run(config, components)
@@ -300,8 +303,8 @@ def resume_step(config: Config, components: set[str]) -> int:
 def shared_settings(config: Config) -> dict[str, Any]:
     """The settings that must agree, by key.
 
-    All others may differ: each explorer has its own batch size, looks for weights as often as it likes, and waits as
-    long as it likes. With `max_staleness` it also computes what the trainer does next.
+    All others may differ, such as an explorer's batch size, time limits, and how often it looks for weights. With
+    `max_staleness` an explorer also computes when the trainer publishes.
     """
     sync, lora = config.synchronizer, config.engine_adapter
     modules = " ".join(sorted(lora.target_modules)) if lora is not None else ""
@@ -321,7 +324,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
 def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
     """Record the settings of a run that holds these locks. Raises TrinityError if they differ from another's at work.
 
-    Then the locks are released. What one that has ended ran with does not count: its file may have changed.
+    Then the locks are released. Settings of parts that have ended do not count: their files may have changed.
     """
     mine = shared_settings(config)
     for lock in locks:
@@ -353,6 +356,6 @@ def _holder_name(lock: str) -> str:
 
 
 def _database(url: str) -> str:
-    """Without what may differ from machine to machine: the server's address, and who connects."""
+    """A store's URL without the server's address and the user, which may differ between machines."""
     parsed = make_url(url)
     return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

@@ -1,4 +1,4 @@
-"""What a run leaves behind for others to use: its summary, and what it was made from."""
+"""The summary of a run: scores, steps, folders, and what it was made from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinity_core.tracking.scores import valid_metrics, valid_scores
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
-    """`summarise`, and show the summary."""
+    """Make the summary and show it."""
     summary = summarise(attempt, results)
     adapter.show(attempt.config, summary)
     return summary
@@ -96,10 +96,11 @@ def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
 
 def evaluation_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
     """A line for each eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
-    return "\n".join(f"{taskset:11}{_scored(numbers)}" for taskset, numbers in evaluation.items())
+    return "\n".join(f"{taskset:11}{scored_text(numbers)}" for taskset, numbers in evaluation.items())
 
 
-def _scored(numbers: Mapping[str, float]) -> str:
+def scored_text(numbers: Mapping[str, float]) -> str:
+    """`accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
     judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
     if "accuracy" not in numbers:
         return f"no score: {judged}"

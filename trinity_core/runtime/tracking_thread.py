@@ -29,17 +29,17 @@ from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 300.0
-"""For the tracking system to open: a new MLflow database on a busy machine takes a minute."""
+"""Time for the tracking system to open: a new MLflow database on a busy machine takes a minute."""
 AGAIN_SECONDS = 5.0
-"""Between two attempts to open one that is away."""
+"""Between two attempts to open one that does not answer."""
 
 
 class TrackingThread:
     """Opens the tracking system in a thread, then forwards to it in another.
 
-    MLflow's import and a new database take seconds, in which the engines start. A run that has been tracked before goes
-    on while its tracking system is away, as it does when that goes away later; it is opened as soon as it is back. Of a
-    run's first start the address may be wrong, so that is a `TransientFault`.
+    MLflow's import and a new database take seconds, in which the engines start. If the tracking system of an already
+    tracked run does not answer, the run continues, and tracking is opened once it does. At a run's first start the
+    address may be wrong, so this is a `TransientFault`.
     """
 
     def __init__(self, stage: Stage) -> None:

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 """Restarts of the workers before the attempt fails. Workers that keep dying (too little memory) will die again."""
 ANSWER_SECONDS = 10.0
-"""For a worker to say that it lives, after another one has failed."""
+"""Time for a worker to answer after another one has failed."""
 REMOVE_SECONDS = 3.0
-"""For rank 0 to remove the weights it has published. Prefect kills a cancelled run 30 s after asking it to end."""
+"""Time for rank 0 to remove the weights it has published. Prefect kills a cancelled run 30 s after asking it to end."""
 
 
 class Trainers:
-    """The workers of one trainer. `check` raises what keeps the run from its end, `stopping` is true once it shall end.
+    """The workers of one trainer. `check` raises what makes waiting useless; `stopping` is true once the run is to end.
 
     An explorer beside the trainer is not restarted: going back rewinds the store, by which the explorer starts over.
     """
@@ -78,7 +78,7 @@ class Trainers:
 
     @property
     def returns(self) -> int:
-        """Times that the trainer has been back at a checkpoint, ready to go on."""
+        """How often the trainer has gone back to a checkpoint and is ready again."""
         return max(0, self._connected - 1)
 
     def wait_for_return(self, returns: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.experience import Experience, arrays_json
+from trinity_core.data.experience import Experience, arrays_json, as_json
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, sync_file, when_room, write_json
 from trinity_core.runlock import one_at_a_time
@@ -56,7 +56,10 @@ class Archive:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
-                file.writelines(json.dumps(self._line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
+                lines = (
+                    json.dumps(self._line(step, each), ensure_ascii=False, default=as_json) for each in batch(step)
+                )
+                file.writelines(f"{line}\n" for line in lines)
         sync_file(self.path)
 
     def rewind(self, step: int) -> None:

@@ -192,7 +192,7 @@ class ExperienceStore:
         """Let `explorer` begin a step of about `rows` rows with weights of `version` or newer, unless it must wait.
 
         `awaited(version, rows, leased, ready, begun)` says which version it must wait for, if any, as
-        `trinity_core.sync.schedule.StalenessBound` does. That version is recorded and returned, with the newest train
+        `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train
         step that has its batch. None: the step counts as begun until it is put, or until its explorer starts anew or is
         not seen for `LOST_SECONDS`. Raises `LineageChanged` as `waiting` does.
         """

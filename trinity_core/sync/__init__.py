@@ -1,6 +1,6 @@
-"""Weight sync: how weights get from the trainer to the engines, and when.
+"""Weight sync: how weights get from the trainer to the engines.
 
 `versions` is the interface of a sync method, for the trainer and for engines; `memory`, `checkpoint` and `nccl`
-implement it; `versions.open_versions` finds it by name. `schedule` says which explore step uses which version,
-`weight_check` how an engine shows that it holds the trainer's weights.
+implement it; `versions.open_versions` finds it by name. `config/sync_schedule.py` computes which explore step uses
+which version; `weight_check` compares an engine's weights with the trainer's.
 """

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from trinity_core.config.paths import engine_name
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions, memory_root
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.waits import poll
 
 if TYPE_CHECKING:

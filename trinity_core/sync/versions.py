@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trinity_core.config import Config
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
 from trinity_core.waits import poll
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_KEEP = 2
-"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load. Synchronous
-runs keep as many as `sync_offset` needs (`SyncSchedule.versions_kept`)."""
+"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load."""
 
 LIST_EVERY = 20
 """Looks for a version between two looks for newer ones, which list the folder."""
@@ -110,8 +109,7 @@ class WeightVersions(ABC):
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
         """The publisher for one trainer rank."""
-        keep = SyncSchedule.of(config).versions_kept if config.is_synchronous else DEFAULT_KEEP
-        return VersionPublisher(self, trainer, keep)
+        return VersionPublisher(self, trainer, kept_versions(config))
 
     @abstractmethod
     def publish(
@@ -311,6 +309,11 @@ def versions_class(method: str) -> type[WeightVersions]:
 def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
     """The versions that the run in `job_dir` publishes by `method`. Nothing is read or written yet."""
     return versions_class(method).open(Path(job_dir))
+
+
+def kept_versions(config: Config) -> int:
+    """Number of a run's versions that stay loadable; in a synchronous run as many as `sync_offset` needs."""
+    return SyncSchedule.of(config).versions_kept if config.is_synchronous else DEFAULT_KEEP
 
 
 def run_versions(config: Config) -> WeightVersions:

@@ -27,10 +27,9 @@ LONGEST_DIGEST = 36
 
 
 def description(info: RunInfo, root: Path) -> str:
-    """Markdown: the run's page and rollouts in Studio while `trinity up` serves it, and commands."""
-    links, folder = studio_links(root, f"{info.project}/{info.name}"), shlex.quote(str(info.job_dir))
-    commands = f"Rollouts: `trinity view --checkpoint-dir {folder}`. Logs: `trinity log --checkpoint-dir {folder}`."
-    return "\n\n".join([" · ".join(links), commands] if links else [commands])
+    """Markdown: the run's page, rollouts and logs, as links to Studio while `trinity up` serves it, or as commands."""
+    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(info.job_dir))}`"
+    return " · ".join([*studio_links(root, f"{info.project}/{info.name}"), logs])
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:

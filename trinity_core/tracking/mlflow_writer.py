@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,6 +63,8 @@ FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
+NAME_LENGTH = 250 - len(f"{FIRST}/")
+"""Characters of a metric's name: MLflow's limit, with room for its group."""
 STARTS = "trinity.starts"
 """A tag: how many starts of the run had settings of their own. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -102,9 +105,14 @@ def registered_name(project: str, name: str) -> str:
 
 
 def metric_name(name: str) -> str:
-    """A metric's name with the characters that MLflow allows, letters of any script among them: `pass@4` becomes
-    `pass_at_4`."""
-    return re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
+    """A metric's name as MLflow allows it, letters of any script included: `pass@4` becomes `pass_at_4`.
+
+    As names may be files, no part between two `/` may be empty or of dots alone: `_` stands for it. The end of a longer
+    name is its checksum.
+    """
+    allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
+    plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
+    return plain if len(plain) <= NAME_LENGTH else f"{plain[: NAME_LENGTH - 9]}_{zlib.crc32(plain.encode()):08x}"
 
 
 def names_of(name: str) -> list[str]:

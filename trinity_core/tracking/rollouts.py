@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.data.experience import as_json
 from trinity_core.files import when_room
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SampledRollout:
     def of(cls, experience: Experience, span: tuple[float, float] | None = None) -> SampledRollout:
         """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
         info = experience.info
+        turns = info.get("turns")  # a workflow of a user's may mean their number
         truth = info.get("truth", info.get("answer"))
         return cls(
             prompt=str(info.get("prompt", "")),
@@ -49,7 +51,7 @@ class SampledRollout:
             truth="" if truth is None else str(truth),
             task_index=experience.task_index,
             run=experience.run,
-            turns=[dict(turn) for turn in info.get("turns", [])],
+            turns=[dict(turn) for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else [],
             span=span,
         )
 
@@ -74,7 +76,8 @@ def save_rollouts(
     path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".tmp{os.getpid()}")
-    text = "".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts)
+    lines = (json.dumps(asdict(rollout), ensure_ascii=False, default=as_json) for rollout in rollouts)
+    text = "".join(f"{line}\n" for line in lines)
     when_room(lambda: temporary.write_text(text, encoding="utf-8", errors="replace"), path)
     temporary.replace(path)
     return path
@@ -100,13 +103,13 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: prompt, response, reward with its parts, reference answer."""
-    lines = ["| prompt | response | reward | reference |", "| --- | --- | --- | --- |"]
+    """A Markdown table: reward with its parts, response, reference answer, prompt. A narrow window cuts off the end."""
+    lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
         parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()))
-        cells = (markdown_text(rollout.prompt, width), markdown_text(rollout.response, width))
-        lines.append(f"| {cells[0]} | {cells[1]} | {reward}<br>{parts} | {markdown_text(rollout.truth, width)} |")
+        texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
+        lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 

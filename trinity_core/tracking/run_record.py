@@ -60,9 +60,14 @@ class RunRecord:
     def present_state(self) -> RunState:
         """`KILLED` where the process that should work on it has ended on this machine."""
         state = RunState(self.state)
-        if state.is_over or self.host != socket.gethostname():
-            return state
-        return state if still_runs(self.pid, self.began, self.mark) else RunState.KILLED
+        gone = not state.is_over and self.host == socket.gethostname() and not self.works_here
+        return RunState.KILLED if gone else state
+
+    @property
+    def works_here(self) -> bool:
+        """True if the process that works on it is one of this machine's."""
+        is_here = not RunState(self.state).is_over and self.host == socket.gethostname()
+        return is_here and still_runs(self.pid, self.began, self.mark)
 
 
 def config_path(job_dir: Path) -> Path:

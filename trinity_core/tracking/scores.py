@@ -119,13 +119,19 @@ def _scores(lines: Iterable[MetricLine], sets: Collection[str] = ()) -> dict[int
 
 
 def _by_set(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Eval set -> its accuracy; without one its reward, unless its answers were judged: then it has no score."""
+    """Eval set -> its accuracy; without one its reward, unless its answers were judged: then it has no score.
+
+    Parts of the reward may be called as metrics of a set are; but for its sets, an evaluation says how many answers
+    were judged.
+    """
     sets: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         if match := SCORED.fullmatch(name):
             sets.setdefault(match["set"], {})[match["kind"]] = value
+    counted = {name: kinds for name, kinds in sets.items() if "judged" in kinds}
     return {
-        name: kinds.get("accuracy", None if "judged" in kinds else kinds.get("reward")) for name, kinds in sets.items()
+        name: kinds.get("accuracy", None if "judged" in kinds else kinds.get("reward"))
+        for name, kinds in (counted or sets).items()
     }
 
 

@@ -32,7 +32,15 @@ from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
 from trinity_core.training.lora import refuse_other_adapter
 from trinity_core.training.saving import Copying
-from trinity_core.training.state import optimizer_state, optimizer_steps, parameters, restore, shape_of, weights
+from trinity_core.training.state import (
+    loss_scale,
+    optimizer_state,
+    optimizer_steps,
+    parameters,
+    restore,
+    shape_of,
+    weights,
+)
 
 PIECE_BYTES = 2 << 30
 """Of the optimiser's state in one file of a rank."""
@@ -49,6 +57,8 @@ class TrainerState:
     """Updates made, by folder (`actor`, `critic`)."""
     objective: dict[str, float] = field(default_factory=dict)
     """Adaptive coefficients."""
+    loss_scales: dict[str, dict[str, float]] = field(default_factory=dict)
+    """`state.loss_scale`, by folder."""
     began: dict[str, str] = field(default_factory=dict)
     """The `Beginning` of the run."""
 
@@ -74,7 +84,8 @@ def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None 
         copying.small[f"{part}/{shard_name('extra_state', ranks.world_size, ranks.rank)}"] = file.getvalue()
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in engines.items()}
-        state = TrainerState(step, counts, learner.objective.state(), asdict(began) if began else {})
+        scales = {part: loss_scale(engine) for part, engine in engines.items()}
+        state = TrainerState(step, counts, learner.objective.state(), scales, asdict(began) if began else {})
         copying.small[STATE] = json.dumps(asdict(state), indent=1).encode() + b"\n"
         if learner.adapter is not None:
             config = json.dumps(learner.adapter.config, indent=1).encode() + b"\n"
@@ -163,6 +174,7 @@ def load(learner: Learner, folder: Path) -> TrainerState:
             _load_all(source, "optim"),
             state.optimizer_steps[part],
             zero_losses[part],
+            state.loss_scales.get(part, {}),
         )
     learner.objective.load_state(state.objective)
     own = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)

@@ -176,8 +176,3 @@ def any_rank(flag: bool, ranks: Ranks) -> bool:
     if ranks.world_size > 1:
         torch.distributed.all_reduce(flags)
     return bool(flags[0])
-
-
-def barrier(ranks: Ranks) -> None:
-    """Wait for all ranks."""
-    any_rank(False, ranks)

@@ -13,11 +13,11 @@ import torch
 
 from trinity_core.adapters import B, is_adapter, plain_name
 from trinity_core.config.schema import Config
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.digest import TensorDigest, digest
-from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.versions import TrainerRank
 from trinity_core.sync.weight_check import WeightCheck

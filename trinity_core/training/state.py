@@ -18,6 +18,8 @@ from trinity_core.training.engine import TrainingEngine, uncompiled
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square, float32."""
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's loss scaler changes from step to step."""
 MASTER = "master"
 """The float32 weights of a model that is trained in half precision."""
 
@@ -94,6 +96,12 @@ def optimizer_steps(engine: TrainingEngine) -> int:
     return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
 
 
+def loss_scale(engine: TrainingEngine) -> dict[str, float]:
+    """The state of float16's loss scaler, which seeks the largest scale without an overflow; empty in other formats."""
+    scaler = vars(engine.deepspeed.optimizer.loss_scaler) if engine.settings.dtype == torch.float16 else {}
+    return {name: scaler[name] for name in SCALER if name in scaler}
+
+
 def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     """Names `<moment>.<parameter>`, and in half precision `master.<parameter>`, with their whole float32 tensors.
 
@@ -120,8 +128,9 @@ def restore(
     optimizer: Mapping[str, Tensor],
     steps: int,
     zero_loss: Callable[[], Tensor],
+    scaler: Mapping[str, float] = {},
 ) -> None:
-    """Restore `weights`, `optimizer_state` and `optimizer_steps`, bit for bit under the same settings.
+    """Restore `weights`, `optimizer_state`, `optimizer_steps` and `loss_scale`, bit for bit under the same settings.
 
     `zero_loss` computes a loss with a zero gradient: a partitioned optimiser allocates its state in its first step.
     Raises DataError for a missing tensor.
@@ -154,6 +163,8 @@ def restore(
     if not engine.plain:
         for state in engine.optimizer.state.values():
             state["step"].fill_(steps)
+        if loss_scale(engine):
+            vars(engine.deepspeed.optimizer.loss_scaler).update(scaler)
 
 
 def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:

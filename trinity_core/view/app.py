@@ -115,9 +115,7 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         run = run_named(name)
         with run.read() as (connection, t):
             page = find_groups(connection, t, GroupFilter(step, version, group, state), before, TABLE_GROUPS)
-            # What has left the store is found in the archive by its train step.
-            entries = [entry if entry["stored"] else group_row(connection, t, entry["id"]) for entry in page.groups]
-        return {"rollouts": [row for entry in entries if entry for row in _rows(run, entry)], "before": page.before}
+        return {"rollouts": [row for entry in page.groups for row in _rows(run, entry)], "before": page.before}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:

@@ -119,9 +119,10 @@ class RunFolders(Mapping[str, ViewedRun]):
     def __getitem__(self, name: str) -> ViewedRun:
         if name not in self:
             raise KeyError(name)
-        return self._open(name, *stores_of(self._checkpoints / name).values())
+        folder = self._checkpoints / name
+        return self._open(name, stores_of(folder).get(folder.name))  # those of a pipeline's stages are theirs
 
-    def _opened(self, name: str, store: str | None = None) -> ViewedRun:
+    def _opened(self, name: str, store: str | None) -> ViewedRun:
         return ViewedRun(self._checkpoints / name, store)
 
 

@@ -17,6 +17,7 @@ from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnW
 from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.workflow import EnvArguments, EnvWorkflow
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
+from trinity_core.workflows.rewards.models import model_reward
 from trinity_core.workflows.rollout_model import Completion, RecordingModel, RolloutModel
 from trinity_core.workflows.tools import TOOLS, Toolbox
 from trinity_core.workflows.trajectory import Trajectory
@@ -57,5 +58,6 @@ __all__ = [
     "Trajectory",
     "Workflow",
     "load_plugins",
+    "model_reward",
     "run_workflow",
 ]

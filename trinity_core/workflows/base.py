@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from trinity_core.data.experience import Experience
@@ -89,7 +92,9 @@ async def run_workflow(
     returns none. Exceptions of the workflow are not caught.
     """
     counted = None if rewards is None else CountedRewards(rewards)
-    workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, counted)
+    # The user's code may change these, and the task may be tried again, its row drawn again.
+    own = {name: copy.deepcopy(getattr(task, name)) for name in ("raw", "workflow_args", "reward_fn_args")}
+    workflow = WORKFLOWS.resolve(task.workflow)(replace(task, **own), model, auxiliary, counted)
     if inspect.iscoroutinefunction(workflow.run):
         experiences = await workflow.run()
     else:
@@ -125,15 +130,37 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
-    """Make reward and metrics Python floats, because NumPy's are not JSON. Raises TrinityError for other values."""
+    """Make what a workflow gave plain numbers and text, as the store and the trainer take them. A metric that is not
+    finite is left out.
+
+    Raises TrinityError for a number that training or selectors read and that is not finite: nothing could be trained on
+    a step that has it.
+    """
     try:
-        experience.metrics = {name: float(value) for name, value in experience.metrics.items()}
+        metrics = {str(name): float(value) for name, value in experience.metrics.items()}
         if experience.reward is not None:
             experience.reward = float(experience.reward)
+        experience.run, experience.turn = int(experience.run), int(experience.turn)
     except (TypeError, ValueError) as error:
-        raise TrinityError(f"workflow '{workflow}' gave a reward or metric that is no number: {error}") from error
-    if experience.reward is not None and not math.isfinite(experience.reward):
-        raise TrinityError(f"workflow '{workflow}' gave the reward {experience.reward}")
+        raise TrinityError(
+            f"workflow '{workflow}' gave a reward, metric, run or turn that is no number: {error}"
+        ) from error
+    experience.state = str(experience.state)
+    taught = experience.teacher_logprobs
+    read = {
+        "reward": experience.reward,
+        "token_rewards": experience.token_rewards,
+        "teacher_logprobs": None if taught is None else taught[experience.action_mask],
+        "metrics['accuracy']": metrics.get("accuracy"),
+    }
+    for name, value in read.items():
+        if value is not None and not np.isfinite(value).all():
+            raise TrinityError(f"workflow '{workflow}' gave the {name} {value}")
+    experience.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if left_out := metrics.keys() - experience.metrics.keys():
+        log.warning(
+            "workflow '%s' gave metrics that are not finite, which are left out: %s", workflow, sorted(left_out)
+        )
 
 
 async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -22,7 +22,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, faults_text
 from trinity_core.registry import Registry
 from trinity_core.threads import InterruptibleThreads
 
@@ -170,7 +170,7 @@ class Toolbox:
         try:
             given = _checked(spec, arguments)
         except ValidationError as error:
-            return self._error("arguments", f"wrong arguments of '{name}': {_wrong(error)}")
+            return self._error("arguments", f"wrong arguments of '{name}': {faults_text(error.errors())}")
         except ToolFailed as error:
             return self._error("arguments", f"wrong arguments of '{name}': {error}")
         try:
@@ -205,11 +205,6 @@ def _checked(spec: ToolSpec, arguments: Mapping[str, Any] | str | None) -> dict[
         raise
     except Exception as error:  # a validator of the tool's own may raise anything
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
-
-
-def _wrong(error: ValidationError) -> str:
-    places = [(".".join(map(str, one["loc"])) or "arguments", one["msg"]) for one in error.errors()]
-    return "; ".join(f"{place}: {message}" for place, message in places)
 
 
 async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from trinity_core.config.findings import Finding
 from trinity_core.config.resolve import draws_by, expert_share, replay_args
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule, least_staleness
 
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
@@ -149,19 +150,17 @@ def staleness_rules(config: Config) -> Iterator[Finding]:
 
 
 def _room(config: Config, most: int) -> Iterator[Finding]:
-    """The bound must allow what happens anyway, or explorers could never begin (`sync.schedule.least_staleness`)."""
-    sync, buffer = config.synchronizer, config.buffer
+    """The bound must allow what the schedule implies, or explorers could never begin."""
+    schedule, buffer = SyncSchedule.of(config), config.buffer
     repeats = max((taskset.repeat_times or 1 for taskset in buffer.explorer_input.tasksets), default=1)
     rows = (buffer.batch_size or 1) * repeats
     taken = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
     fills = -(-rows // taken)
     rests_on = ("buffer.batch_size", "buffer.train_batch_size", "synchronizer.sync_interval", STYLE, "mode")
     if not config.is_synchronous:
-        every = 1 if sync.style == "explorer_driven" else sync.sync_interval
-        least, offset = every - 1 + fills - 1, ""
+        least, offset = least_staleness(rows, taken, schedule.publish_every), ""
     elif fills == 1:
-        every, least = sync.sync_interval, sync.sync_interval - 1 + sync.sync_offset
-        offset = f", sync_offset is {sync.sync_offset}"
+        least, offset = schedule.largest_lag, f", sync_offset is {schedule.offset}"
     else:
         message = (
             f"cannot be kept with sync_style fixed: an explore step gives {rows} rows, a train step takes {taken}, so "
@@ -171,8 +170,8 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
         return
     if most < least:
         message = (
-            f"must be at least {least}: versions are published every {every} train steps{offset}, and the rows of an "
-            f"explore step fill {fills}."
+            f"must be at least {least}: versions are published every {schedule.publish_every} train steps{offset}, and "
+            f"the rows of an explore step fill {fills}."
         )
         yield Finding(MAX_STALENESS, most, "out-of-range", message, rests_on, str(least))
 

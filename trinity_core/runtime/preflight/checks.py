@@ -1,4 +1,4 @@
-"""All that keeps a run from starting, found before anything of it is started."""
+"""Finds everything that would keep a run from starting, before any process is started."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {K
 
 
 def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
-    """What keeps a run (a configuration without stages) from starting on this machine.
+    """Problems that keep a run (a configuration without stages) from starting on this machine.
 
-    `is_first` is False for a stage that begins with the weights of the one before. Of a Ray cluster that is joined
-    (`cluster.ray_address`), only the run's folder is looked at: its nodes open models, data and ports.
+    `is_first` is False for a stage that starts from the weights of the one before. If the run joins a Ray cluster
+    (`cluster.ray_address`), only its folder is checked: models, data and ports are opened on the cluster's nodes.
     """
     yield from _unopened(config, is_first)
     if not config.cluster.ray_address:
@@ -48,7 +48,7 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
 
 
 def check_opened(config: Config, report: Report) -> None:
-    """Report what keeps a run from starting, with the file and line of the setting that names it."""
+    """Report problems that keep a run from starting, with the file and line of the setting."""
     if config.stages:
         return
     look = _unopened if report.problems else unready  # a size follows from settings that are all in order
@@ -56,12 +56,14 @@ def check_opened(config: Config, report: Report) -> None:
 
 
 def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """`load_checked` of a run that can start: all that it names is there. Raises ConfigError with every problem."""
+    """`load_checked`, for a run that can start: all models, data and folders that it names exist. Raises ConfigError
+    with every problem."""
     return load_checked(path, overrides, check_opened)
 
 
 def require_ready(config: Config, is_first: bool = True) -> None:
-    """Raise ConfigError if something keeps the run from starting, `TransientFault` if all of it may soon be gone."""
+    """Raise ConfigError if something keeps the run from starting, `TransientFault` if all problems may go away on their
+    own."""
     problems = list(unready(config, is_first))
     if not problems:
         return
@@ -235,7 +237,7 @@ def oversized(config: Config) -> Iterator[Finding]:
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """A sentence for each thing that a stage takes more of than one machine has."""
+    """A sentence for each resource of which a stage needs more than the machine has."""
     yield from _memory_shortages(stage, room)
     if room.gpu_memory:
         yield from _gpu_shortages(stage, room.gpu_memory)
@@ -270,7 +272,7 @@ def shared_memory_notice(config: Config) -> str:
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
-    """Where the weights go that shared memory has no room for; "" if it has room for all."""
+    """Where published weights go that do not fit into shared memory; "" if all fit."""
     shared = sum(each.shared_memory for each in stage.processes)
     if shared <= room.shared_memory:
         return ""

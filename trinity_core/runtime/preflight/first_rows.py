@@ -22,7 +22,7 @@ from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier import find_rollouts
 
 ROWS = 16
-"""Rows that are read of each data set. Bad ones among them are no obstacle: a run sets them aside."""
+"""Rows that are read of each data set. Bad ones among them are no problem: a run rejects them."""
 Problem = str | None
 
 

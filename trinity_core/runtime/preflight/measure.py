@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from trinity_core.children import start_detached
 from trinity_core.config import Config, stages
 from trinity_core.errors import TrinityError
 from trinity_core.processes import stop
@@ -41,6 +42,7 @@ from trinity_core.runtime.preflight.pace_cache import (
 )
 from trinity_core.runtime.stage import Request, pick_stage, stage_names
 from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.waits import poll
 
 MOST_SECONDS = 1800.0
 """For a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
@@ -91,10 +93,7 @@ def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config
 @contextmanager
 def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> Iterator[subprocess.Popen[bytes]]:
     """A process with its output in `log`; it is ended, with all that it has started, however this context ends."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = start_detached(command, log)
     try:
         yield process
     finally:
@@ -106,18 +105,18 @@ def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> I
 
 def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callable[[str], None]) -> None:
     """Until the trial has ended, say each step that it has done. Raises TrinityError if that takes too long."""
-    deadline, done = time.monotonic() + MOST_SECONDS, 0
-    while trial.poll() is None:
+    done = 0
+    for _ in poll(MOST_SECONDS, pause=LOOK_SECONDS):
+        if trial.poll() is not None:
+            return
         steps = max((line.step for line in read_metrics(job_dir) if line.source == "trainer"), default=0)
         if steps > done:
             done = steps
             say(f"Measuring {name}: step {done} of {STEPS}")
-        if time.monotonic() > deadline:
-            raise TrinityError(
-                f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} "
-                "steps. Measure it with a smaller batch_size or max_response_tokens, given as key=value."
-            )
-        time.sleep(LOOK_SECONDS)
+    raise TrinityError(
+        f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} steps. "
+        "Measure it with a smaller batch_size or max_response_tokens, given as key=value."
+    )
 
 
 def _end(folder: Path) -> str:

@@ -142,7 +142,7 @@ def shape_of(model: str) -> ModelShape | None:
 
 
 def why_unknown(model: str) -> str:
-    """Why `shape_of` knows nothing of a model."""
+    """Why `shape_of` returns None for a model."""
     folder = folder_of(model)
     if folder is None:
         return f"{model} is not in the cache of the hub; its sizes are known once its config.json is"

@@ -1,4 +1,4 @@
-"""Whether a run's models are there and whole: folders and the hub, without loading any weights."""
+"""Checks that a run's models exist and are complete, in folders and on the hub, without loading weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POSITIONS = (
 SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose `max_position_embeddings` includes their factor, as vLLM reads them."""
 ANSWER_SECONDS = 2.0
-"""For the hub to say whether a name exists."""
+"""Time for the hub to answer whether a name exists."""
 
 
 def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
 
 
 def template_notice(config: Config) -> str:
-    """What is told of the tokenizer and chat template of a policy in a local folder; "" for most."""
+    """A warning about the tokenizer or chat template of a policy in a local folder; "" for most."""
     model = config.model
     if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
         return ""
@@ -73,7 +73,7 @@ def template_notice(config: Config) -> str:
 
 
 def unknown_parser(config: Config) -> Iterator[Finding]:
-    """The parser of tool calls, if the explorer takes that of a chat template in a local folder, which tells none."""
+    """Report a tool-call parser that is to be taken from the chat template in a local folder, which implies none."""
     model = config.model
     if config.external_model or config.mode == "train" or not asks_template(config):
         return
@@ -185,7 +185,7 @@ def _file_fault(file: Path) -> str:
 
 
 def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:
-    """Why the hub's model or data set of that name cannot be had; None if it can, or is in the cache."""
+    """Why the hub's model or data set of that name is not available; None if it is, or is in the cache."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -15,7 +15,7 @@ class Need:
     what: str
     bytes: int
     why: str
-    """How the number comes about, such as `33,571,328 parameters × 4 bytes`."""
+    """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
     spared: bool = False
     """True for what is taken only where there is room for it."""
 
@@ -31,7 +31,7 @@ def least(needs: Iterable[Need]) -> int:
 
 
 def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """The needs that take anything."""
+    """The needs above 0 bytes."""
     return tuple(need for need in needs if need.bytes)
 
 

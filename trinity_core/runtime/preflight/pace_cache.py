@@ -36,7 +36,7 @@ SHOWN = 0.02
 """Share of a step below which a part is not shown."""
 PACKAGES = ("trinity-flows", "torch", "vllm", "deepspeed", "transformers")
 NAMES = ("project", "name", "group", "ray_namespace")
-"""Settings that change nothing but what a run is called. Those that `trial_of` sets do not count either."""
+"""Settings that only name or place a run. Those that `trial_of` sets are ignored too."""
 
 
 def hindrance(config: Config) -> str:
@@ -86,7 +86,7 @@ class Pace:
     start: float
     """From the command to the first step: processes start and load the model."""
     parts: dict[str, float] = field(default_factory=dict)
-    """What a step consists of. Parts may overlap, and none is said of what takes next to nothing."""
+    """Part of a step → seconds. Parts may overlap; those below a share of `SHOWN` are left out."""
     measured: str = ""
     """When, in local time to the minute."""
 
@@ -166,7 +166,7 @@ def keep(config: Config, pace: Pace) -> None:
 
 
 def machine() -> dict[str, object]:
-    """What of this machine decides how fast it is."""
+    """The properties of this machine that determine its speed."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
     models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
     return {

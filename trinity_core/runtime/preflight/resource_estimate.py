@@ -1,17 +1,16 @@
-"""What a stage takes of a machine: the peak memory of its processes, and disk."""
+"""Estimates the peak memory of a stage's processes, and the disk that it fills."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
@@ -23,6 +22,7 @@ from trinity_core.inference.settings import (
     kv_bytes_per_token,
     policy_engine,
 )
+from trinity_core.processes import memory_limit
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import (
@@ -35,7 +35,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
-from trinity_core.sync.schedule import SyncSchedule
+from trinity_core.sync.versions import kept_versions
 
 MIB = 1 << 20
 FLOAT = 4
@@ -46,14 +46,10 @@ TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and 
 GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
 """Of the machine's memory, for a process on a GPU."""
-DEFAULT_KEEP = 2
-"""Versions that stay loadable outside fixed style (`sync/versions.py`)."""
 SAMPLER_COPIES = 6
 """Of the logits of a step, float32: raw, by temperature, log-probs and what these are computed with."""
 ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says what a container may take: cgroups of version 2, of version 1."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
 
@@ -122,7 +118,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
 def _on_gpu(
     process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None, sleeps: bool = False
 ) -> ProcessEstimate:
-    """The same with what an engine on a GPU takes beside its share; `sleeps`: it leaves the GPU while others work."""
+    """The same with the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work."""
     if not settings.on_gpu:
         return process
     shape = shape_of(model)
@@ -164,7 +160,7 @@ def _adapter(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | Non
 def gpu_engine_needs(
     settings: EngineSettings, gpu_memory: int, shape: ModelShape | None = None, lora: LoraConfig | None = None
 ) -> tuple[Need, ...]:
-    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` says how large that is."""
+    """vLLM fills its share of the GPU with KV cache, unless `kv_cache_gib` sets the size."""
     if settings.kv_cache_gib is not None and shape is not None:
         base, weights, _, *adapter = least_engine_needs(settings, shape, lora)
         cache = Need("KV cache", int(settings.kv_cache_gib * GIB), f"kv_cache_gib {settings.kv_cache_gib:g}")
@@ -260,9 +256,8 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     slots = 0
     if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
-        schedule = SyncSchedule.of(config)
-        kept = schedule.versions_kept if config.is_synchronous else DEFAULT_KEEP
-        published = (config.buffer.total_steps or kept) // schedule.publish_every + 1
+        kept = kept_versions(config)
+        published = (config.buffer.total_steps or kept) // SyncSchedule.of(config).publish_every + 1
         slots = min(kept + 1, published)
     reference = None
     if config.needs_reference and config.model.lora is None:
@@ -340,10 +335,4 @@ def room_for(job_dir: Path) -> Room:
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
     gpu_memory = min((gpu.memory for gpu in survey()), default=0)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
-    return Room(memory_of_this_machine(), gpu_memory, free + written, shared)
-
-
-def memory_of_this_machine(limits: Iterable[Path] = LIMITS) -> int:
-    """Bytes that processes here may have together: the machine's, or the limit of the container."""
-    numbers = [text for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
-    return min([int(psutil.virtual_memory().total), *map(int, numbers)])
+    return Room(memory_limit(), gpu_memory, free + written, shared)

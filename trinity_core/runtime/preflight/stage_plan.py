@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
 from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
+from trinity_core.processes import free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
@@ -25,7 +25,6 @@ from trinity_core.runtime.preflight.resource_estimate import (
     trainer_dtype,
 )
 from trinity_core.runtime.preflight.steps import Steps, evaluations, saves, steps_of, syncs
-from trinity_core.sync.schedule import SyncSchedule
 
 Row = tuple[str, str]
 """Of the table of estimates: bytes, and what takes them."""
@@ -33,7 +32,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a stage will do. None stands for what it does not do, or what cannot be known before it runs."""
+    """What a stage will do. None: it does not do this, or the number is not known before it runs."""
 
     name: str
     project: str
@@ -43,7 +42,7 @@ class StagePlan:
     model: str
     """What `model.model_path` says; a later stage begins with the weights of the one before it."""
     parameters: int | None
-    """Of the model, by its files here or in the cache of the hub; None where they do not tell."""
+    """The model's parameters, from its files here or in the hub's cache; None if unknown."""
     total_steps: int | None
     """None where they are not known before the run."""
     steps_why: str
@@ -147,9 +146,9 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
 def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placement | None, list[ProcessEstimate], str]:
     """The placement, its processes with their peaks, and why this machine cannot have them.
 
-    Where it lacks GPUs, they are planned for one that has as many as the configuration asks for.
+    If GPUs are missing, the plan is for a machine with as many as the configuration asks for.
     """
-    free = psutil.virtual_memory().available
+    free = free_memory()
     try:
         return *_processes(config, machine, free, gpu_memory), ""
     except TrinityError as error:
@@ -270,7 +269,7 @@ def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Amounts to the right of their column, which is the narrow one: Studio shows these lines in half a page."""
+    """Right-align the amounts in a narrow column: Studio shows these lines in half a page."""
     amounts = max(len(amount) for amount, _ in rows)
     yield from (f"    {amount:>{amounts}}  {what}" for amount, what in rows)
 

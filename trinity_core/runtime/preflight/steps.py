@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trinity_core.config import Config
 from trinity_core.config.paths import reads_output
 from trinity_core.config.resolve import shares
+from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, is_local, looks_local, read_rows
 from trinity_core.data.inspection import supervised_inputs
@@ -15,7 +16,6 @@ from trinity_core.data.lengths import explore_steps, training_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
-from trinity_core.sync.schedule import SyncSchedule
 
 MOST_BYTES = 64 << 20
 """Of data files that are read: about a second's worth."""

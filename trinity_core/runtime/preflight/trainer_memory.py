@@ -1,4 +1,4 @@
-"""The peak memory of one trainer worker: what it always holds, and the largest of what comes and goes.
+"""The peak memory of one trainer worker: its permanent tensors and the largest temporary allocation.
 
 With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhandari et al. 2020, "ZeRO", arXiv
 1910.02054, section 3; `deepspeed/runtime`):

@@ -59,7 +59,7 @@ class Environment(Protocol):
         """Do what the policy's text says."""
 
     def tools(self) -> list[Tool] | Awaitable[list[Tool]]:
-        """The tools that the policy may call, as JSON schemas for its chat template; often none."""
+        """Asked after `reset`: tools that the policy may call, as JSON schemas for its chat template; often none."""
 
     def close(self) -> Any:
         """Release what the environment holds."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trinity_core.config.schema import Config
 from trinity_core.data.task import Task
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, faults_text
 from trinity_core.plugins import load_plugins
 from trinity_core.workflows.environments.process import HOSTS
 from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_tools
@@ -66,8 +66,8 @@ class Trial:
         try:
             return cls(with_columns(EnvArguments.model_validate(workflow_args), row), task)
         except ValidationError as error:
-            problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors())
-            raise InputError(f"environment '{workflow_args['environment']}': {'; '.join(problems)}") from None
+            name = workflow_args["environment"]
+            raise InputError(f"environment '{name}': {faults_text(error.errors())}") from None
 
     def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
         """Reset, then take actions until they or the episode end, and show what is said.
@@ -86,10 +86,10 @@ class Trial:
         seed, total, turns = seed_of(self.task), 0.0, 0
         limit = self.arguments.reply_seconds
         async with opened(self.arguments, self.task.raw) as environment:
+            step = await step_of(environment.reset, limit, seed)
             tools = as_tools(await called(environment.tools, limit))
             if tools:
                 show(f"tools: {json.dumps(tools)}")
-            step = await step_of(environment.reset, limit, seed)
             show(f"reset, seed {seed}\n{_text(step)}")
             for action in actions:
                 step = await step_of(environment.step, limit, action)

@@ -18,7 +18,7 @@ from trinity_core.children import START_SECONDS
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError, InputError, TrinityError
+from trinity_core.errors import DataError, InputError, TrinityError, faults_text
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
@@ -114,8 +114,7 @@ def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
     except ValidationError as error:
         wrong = [one for one in error.errors() if one["type"] != "missing"]
         if wrong:
-            what = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in wrong)
-            raise InputError(f"arguments of environment '{name}': {what}") from None
+            raise InputError(f"arguments of environment '{name}': {faults_text(wrong)}") from None
 
 
 @dataclass
@@ -182,8 +181,8 @@ class EnvWorkflow(Workflow):
         task = self.task
         limit = arguments.reply_seconds
         async with opened(arguments, task.raw) as environment:
-            tools = as_tools(await called(environment.tools, limit))
             episode = Episode(await step_of(environment.reset, limit, seed_of(task)))
+            tools = as_tools(await called(environment.tools, limit))
             trajectory = Trajectory(
                 self.model,
                 first_messages(task.messages, episode.first.observation),

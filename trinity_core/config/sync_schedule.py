@@ -91,10 +91,6 @@ class SyncSchedule:
         """The version that explorer step `step` uses in fixed style: 0, then a new one each `interval` steps."""
         return max(0, (step - 1 - self.offset) // self.interval * self.interval)
 
-    def last_step_with(self, version: int) -> int:
-        """The last explorer step that may run when no version newer than `version` is published (fixed style)."""
-        return version // self.interval * self.interval + self.interval + self.offset
-
     def dynamic_version(self, step: int, held: int | None, latest: int | None) -> int | None:
         """The version for explorer step `step` outside fixed style: the latest one, looked for every few steps.
 

@@ -1,0 +1,92 @@
+"""How a flow is started: as the parameters of a deployment's run, or as a command of `trinity` on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from studio.access import TOKEN_VARIABLE
+from studio.settings import StudioSettings
+from trinity_core.children import start_detached
+from trinity_core.errors import TrinityError
+from trinity_core.tracking.run_record import read_record
+from trinity_core.waits import poll
+
+TRINITY = [sys.executable, "-m", "flows.cli"]
+BEGIN_SECONDS = 60.0
+"""For a command to begin its run, or to say why it does not; it goes on after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A flow and what it is given. An empty value is left to the flow."""
+
+    flow: str
+    """`rft`, `sft`, `pipeline`, `evaluate` or `convert`."""
+    config: str
+    """Path of the YAML file."""
+    overrides: tuple[str, ...] = ()
+    stage: str = ""
+    which: str = ""
+    """The checkpoints that `evaluate` scores."""
+    checkpoint_dir: str = ""
+    """The folder in which `convert` looks for checkpoints."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a deployment's run."""
+        more = {"stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir}
+        given = {name: value for name, value in more.items() if value}
+        return {"config": self.config, "overrides": list(self.overrides), **given}
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments of `trinity`."""
+        if self.flow == "convert":
+            return ["convert", "--checkpoint-dir", self.checkpoint_dir]
+        if self.flow != "evaluate":
+            return ["run", "--config", self.config, *self.overrides]
+        options = {"--which": self.which, "--stage": self.stage}
+        given = [word for name, value in options.items() if value for word in (name, value)]
+        return ["evaluate", "--config", self.config, *given, *self.overrides]
+
+
+def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
+    """Start a command of `trinity` in a session of its own, which outlives Studio. Raises OSError."""
+    folder = settings.logs_of(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"
+    return start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
+
+
+def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings) -> None:
+    """Start a run and wait until it has begun. Raises OSError, and TrinityError with its last line if it has failed."""
+    began = time.time()
+    process = start_process(launch, run, settings)
+    for _ in poll(BEGIN_SECONDS, 0.2):
+        if process.poll() is not None or ((record := read_record(job_dir)) and record.began >= began):
+            break
+    if process.poll():
+        newest = max(settings.logs_of(run).iterdir())
+        lines = newest.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(newest)})")
+
+
+def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
+    """A command of `trinity`, to its end. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [*TRINITY, *arguments], cwd=settings.root, env=_environment(settings), capture_output=True, text=True,
+        timeout=seconds,
+    )  # fmt: skip
+
+
+def _environment(settings: StudioSettings) -> dict[str, str]:
+    """Ours without the token, and with Prefect's API, which shows the run then."""
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return inherited | ({"PREFECT_API_URL": settings.api_url} if settings.api_url else {})
