@@ -142,7 +142,8 @@ def _as_ours() -> Iterator[None]:
     from ray._private import parameter, ray_constants, services, utils
 
     in_group = partial(services.ConsolePopen, process_group=0)
-    without_monitors = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    params: Any = parameter.RayParams
+    without_monitors = partial(params, no_monitor=True, include_log_monitor=False)
     with (
         # None of its processes listens on another interface. On Linux Ray takes 127.0.0.1 for a mistake and puts the
         # machine's outer address in its place; without its clusters of several machines it leaves the address alone.
