@@ -30,7 +30,7 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.imports import lean_imports
+from trinity_core.imports import lean_transformers
 from trinity_core.layout import ADAPTER, MANIFEST, step_of
 from trinity_core.weights_digest import model_folder, weight_files
 
@@ -253,8 +253,8 @@ def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor:
     """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
     import torch
 
-    with lean_imports():
-        from transformers import AutoConfig, AutoModelForCausalLM
+    lean_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         settings = AutoConfig.for_model(**config)
