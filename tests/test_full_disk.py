@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -146,6 +147,64 @@ assert (huggingface / "tokenizer.json").read_text() == (base / "tokenizer.json")
 full("model", lambda: convert.write_model({"weight": torch.zeros(1000)}, huggingface))
 assert (huggingface / "model.safetensors").exists() and not [path for path in disk.rglob("*") if TEMPORARY in path.name]
 '''
+
+
+QUOTA = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define REFUSING(name, parameters, arguments) \
+    ssize_t name parameters { \
+        if (fd > 2 && access(getenv("QUOTA_USED_UP"), F_OK) == 0) { errno = EDQUOT; return -1; } \
+        return ((ssize_t (*) parameters) dlsym(RTLD_NEXT, #name)) arguments; \
+    }
+REFUSING(write, (int fd, const void *bytes, size_t count), (fd, bytes, count))
+REFUSING(pwrite, (int fd, const void *bytes, size_t count, off_t at), (fd, bytes, count, at))
+REFUSING(pwrite64, (int fd, const void *bytes, size_t count, off64_t at), (fd, bytes, count, at))
+"""
+"""Refuses all writes to files, as a file system with a used-up quota does, while the file `QUOTA_USED_UP` is there."""
+
+STORE_IN_A_QUOTA = """
+import logging, os, sys, threading
+from pathlib import Path
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.store.store import ExperienceStore
+
+used_up, waits = Path(os.environ["QUOTA_USED_UP"]), []
+
+
+class Freeing(logging.Handler):
+    def emit(self, record):
+        if "there is no room" in record.getMessage():
+            waits.append(record)
+            used_up.unlink()
+
+
+logging.getLogger("trinity_core").addHandler(Freeing())
+row = Experience(np.arange(2000), 2, np.ones(1998, bool), reward=1.0, group="g")
+store = ExperienceStore.open(used_up.parent / "store.db", "job")
+used_up.touch()
+store.put("explorer", 1, {"at": 1}, [row] * 40, 0)
+assert len(waits) == 1 and store.stats().ready == 40
+"""
+
+
+def test_a_store_waits_for_room_in_a_quota(tmp_path: Path) -> None:
+    """SQLite says of it what it says of a broken disk."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler, which the test makes a library with")
+    (tmp_path / "quota.c").write_text(QUOTA)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "quota.so", "quota.c", "-ldl"], cwd=tmp_path, check=True)
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "quota.so"), "QUOTA_USED_UP": str(tmp_path / "used_up")}
+    command = [sys.executable, "-c", STORE_IN_A_QUOTA]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow

@@ -187,6 +187,17 @@ def test_damaged_checkpoint_does_not_displace_whole_ones(layout):
     assert layout.steps() == [55, 80] and latest_whole(layout.root) == 80
 
 
+def test_an_abandoned_checkpoint_does_not_count_among_those_kept(layout):
+    """Of 2, 4 and 5 the last is damaged; the run goes back to 4, and saves at 6 and 8."""
+    for step in (2, 4, 5):
+        save(layout, step)
+    abandon_after(layout.root, 4)
+    save(layout, 6, keep=2)
+    assert layout.steps() == [4, 5, 6] and whole_steps(layout.root) == [4, 6]
+    save(layout, 8, keep=2)
+    assert layout.steps() == [6, 8]
+
+
 def test_leftovers_of_a_killed_writer_are_removed(layout):
     save(layout, 1)
     dead = begin(layout, 2)

@@ -73,7 +73,8 @@ def test_truncated_prompt_carries_no_loss(encoder):
     assert not engine.calls
     assert [one.finish_reason for one in completions] == ["prompt_too_long"] * 3
     assert len(completions[0].prompt_tokens) == 48
-    assert not completions[0].experience().action_mask.any()
+    one = completions[0].experience()
+    assert not one.action_mask.any() and not one.sampled.any() and one.newest_version == -1
 
 
 def test_long_prompt_raises_without_truncation(encoder):

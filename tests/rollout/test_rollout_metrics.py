@@ -45,6 +45,16 @@ def test_rewards_lengths_parts_and_failures():
     assert numbers["verifier_errors"] == 1
 
 
+def test_a_prompt_that_was_cut_is_no_sample():
+    """An evaluation counts it as wrong: the model has not answered."""
+    cut = [experience(0.0), experience(0.0)]
+    for one in cut:
+        one.action_mask[:] = False
+    numbers = step_numbers([outcome(experience(1.0), experience(0.5)), outcome(*cut)])
+    assert (numbers["reward/mean"], numbers["reward/zero_variance_groups"]) == (0.75, 0.0)
+    assert eval_numbers("set", [outcome(experience(1.0)), outcome(cut[0])])["eval/set/accuracy"] == 0.5
+
+
 def test_a_rollout_of_several_experiences_counts_once():
     """Two rollouts, one of three experiences (the sequences of its session)."""
     rows = [experience(1.0, accuracy=1.0), experience(1.0, accuracy=1.0), experience(1.0, accuracy=1.0)]

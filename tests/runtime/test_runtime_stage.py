@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
+from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import begin, commit, write_manifest
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
 from trinity_core.config.sync_schedule import SyncSchedule
@@ -22,6 +24,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
+from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
@@ -173,6 +176,31 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
     with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with"):
         start(other)
     start(shutil.copytree(tiny_folders.model, tmp_path / "copy"))  # the same weights elsewhere
+
+
+def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """The further explorer of a finished run would wait for a trainer that never comes."""
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    config = config_from_dict({
+        "mode": "both", "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2, "kl_loss_fn_args": {"kl_coef": 0.1}},
+        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
+    })  # fmt: skip
+    layout = JobLayout(config.job_dir).create()
+    temporary = begin(layout, 1)
+    (temporary / STATE).write_text(json.dumps({"began": {"model": "elsewhere", "digest": "of other weights"}}))
+    commit(layout, 1, temporary)
+    with open_run_store(config) as store:
+        store.position(config.explorer.name)
+        store.begin("trainer", 1)
+        store.commit(1)
+        with pytest.raises(TrinityError, match="elsewhere"):
+            resume(Stage(config, place(config, Machine(1, 0)), "rft"))
+        assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
+    for name in lock_names(config, PARTS):
+        release(config.job_dir, name)
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folders: TinyFolders) -> None:

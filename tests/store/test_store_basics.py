@@ -38,14 +38,15 @@ def test_explore_steps_are_taken_whole_if_asked(store):
     store.put("e", 1, {}, make_rows(3, 5, tag="a"), 0)
     store.put("e", 2, {}, make_rows(1, 1, tag="b"), 0)
     store.put("e", 3, {}, make_rows(2, 2, tag="c"), 0)
-    assert len(store.lease(1, 4, 0, explore_steps=1)) == 15
-    assert ids(store.lease(2, 4, 1, explore_steps=1)) == ["bg0r0"]
-    assert store.lease(3, 4, 2, explore_steps=2) is None, "the second one is still to come"
+    assert len(store.lease(1, 4, 0, whole_step=True)) == 15
+    assert ids(store.lease(2, 4, 1, whole_step=True)) == ["bg0r0"]
+    assert len(store.lease(3, 4, 2, whole_step=True)) == 4
+    assert store.lease(4, 4, 3, whole_step=True) is None, "the next one is still to come"
     store.put("e", 4, {}, [], 0)
-    assert store.lease(3, 4, 2, explore_steps=2) is None, "nothing is left of the fourth"
+    assert store.lease(4, 4, 3, whole_step=True) is None, "nothing is left of the fourth"
     store.put("e", 5, {}, make_rows(1, 1, tag="d"), 0, 9)
-    assert len(store.lease(3, 4, 2, explore_steps=2)) == 5
-    assert store.lease(4, 4, 3, explore_steps=1) == [], "the explorer waits for a newer version"
+    assert ids(store.lease(4, 4, 3, whole_step=True)) == ["dg0r0"]
+    assert store.lease(5, 4, 4, whole_step=True) == [], "the explorer waits for a newer version"
 
 
 def test_groups_given_interleaved_are_kept_together(store):

@@ -156,26 +156,26 @@ class Life(RuleBasedStateMachine):
         self.trainer.begin("trainer", total)
         self.total = total
 
-    @rule(rows=st.integers(1, 6), whole=st.one_of(st.none(), st.integers(1, 2)), forget=st.booleans())
+    @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())
     def train(self, rows, whole, forget):
-        """`whole`: takes so many explore steps in place of so many rows."""
+        """`whole`: takes an explore step in place of so many rows."""
         step, nothing_more = self.trained + 1, self.nothing_more
-        batch = self.trainer.lease(step, rows, self.trained, explore_steps=whole)
+        batch = self.trainer.lease(step, rows, self.trained, whole_step=whole)
         rest = self.queue[sum(map(len, self.history)) :]
         steps = list(dict.fromkeys(row[:2] for row in rest))
         if batch is None:
             assert not nothing_more
-            assert len(rest) < rows if whole is None else len(steps) < whole
+            assert not steps if whole else len(rest) < rows
             return
         got = [row.info["id"] for row in batch]
-        if whole is None:
+        if not whole:
             assert len(got) >= rows or nothing_more
             groups = [row[3] for row in rest if row[4] in got]
             assert all(row[4] in got for row in rest if row[3] in groups), "groups come whole"
             assert len(got) - groups.count(groups[-1]) < rows if groups else True
         else:
-            assert len(steps) >= whole or nothing_more
-            assert got == [row[4] for row in rest if row[:2] in steps[:whole]], "explore steps come whole"
+            assert steps or nothing_more
+            assert got == [row[4] for row in rest if row[:2] in steps[:1]], "explore steps come whole"
         if forget:  # the trainer dies after the lease and asks again
             self.trainer.close()
             self.trainer = self.open()

@@ -76,6 +76,28 @@ def test_rows_without_logprobs_are_counted_if_sampled(make_config):
     assert "experience/rows_without_logprobs" not in batch_metrics(lay_out(rows, objective), 0)
 
 
+def test_rows_whose_prompt_was_cut_are_no_samples(make_config):
+    """Nothing was sampled for them; their reward of 0 is nobody's."""
+    config = make_config(algorithm__advantage_fn_args="{std_cal_level: batch}")
+    objective, rows = Objective(config.algorithm), make_rows(1)
+    none = {"action_mask": np.zeros(1, bool), "versions": np.array([-1]), "logprobs": None}
+    cut = [replace(row, tokens=row.tokens[: row.prompt_length + 1], group="cut", reward=0.0, **none) for row in rows]
+    batches = [lay_out(rows, objective), lay_out(rows + cut, objective)]
+    advantages = [prepare(objective, batch, None, None, None)[0].advantages[: len(rows)] for batch in batches]
+    assert torch.equal(*advantages)
+    numbers = [batch_metrics(batch, 0) for batch in batches]
+    for name in ("experience/rollouts", "reward/mean", "reward/min", "reward/max"):
+        assert numbers[0][name] == numbers[1][name]
+
+
+def test_masked_answer_counts_in_its_group(make_config):
+    """As one that `mask_response_truncated` takes out of the loss."""
+    objective, rows = Objective(make_config().algorithm), make_rows(1)[:4]
+    rows[0] = replace(rows[0], action_mask=rows[0].action_mask & False, versions=np.zeros(rows[0].response_length))
+    assert not lay_out(rows, objective).excluded.any()
+    assert batch_metrics(lay_out(rows, objective), 0)["experience/rollouts"] == 4.0
+
+
 def taught(rows):
     return [replace(row, teacher_logprobs=np.full(row.response_length, -5.0), reward=None) for row in rows]
 

@@ -10,7 +10,7 @@ import pytest
 from store.store_helpers import make_rows
 
 from trinity_core.config import config_from_dict
-from trinity_core.data.lengths import explore_steps_taken
+from trinity_core.data.lengths import takes_whole_step
 from trinity_core.data.tiny import write_jsonl
 from trinity_core.errors import DataError
 from trinity_core.training import sources
@@ -83,7 +83,7 @@ def test_default_train_batch_holds_one_explore_step(changes: Any, train_batch_si
         },
     })  # fmt: skip
     assert config.buffer.train_batch_size == train_batch_size
-    assert explore_steps_taken(config) == 1
+    assert takes_whole_step(config)
 
 
 def test_explorers_know_that_a_trainer_is_at_work(source: RolloutSource, monkeypatch: pytest.MonkeyPatch) -> None:

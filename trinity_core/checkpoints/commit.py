@@ -186,9 +186,12 @@ def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int]
 
     Published weights in their folders stay, as long as they are loadable (`sync.checkpoint` removes them).
     Checkpoints after step `upto` neither count nor are deleted: they are damaged, and the run resumed from before them.
+    Nor do abandoned ones count; they go with the checkpoints before the oldest that is kept.
     """
     finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
-    gone = [step for step in finished[: -max(keep, 1)] if step not in protect]
+    usable = [step for step in finished if not (layout.step(step) / ABANDONED).exists()]
+    oldest = min(usable[-max(keep, 1) :], default=0)
+    gone = [step for step in finished if step < oldest and step not in protect]
     for step in gone:
         with CHANGING_FOLDERS:
             if (layout.step(step) / PUBLISHED[-1]).exists():

@@ -42,8 +42,8 @@ def rollouts_taken(config: Config) -> int:
     return split_rows(config.buffer.train_batch_size, expert_share(config.algorithm))[0]
 
 
-def explore_steps_taken(config: Config) -> int | None:
-    """Whole explore steps that a train step of a synchronous run takes, at most one; None: it counts rows.
+def takes_whole_step(config: Config) -> bool:
+    """True if each train step takes a whole explore step, as in synchronous runs; else it counts rows.
 
     A rollout may become any number of rows (turns, sequences of a session). If a train step counted them, it would take
     a part of an explore step, and the rest would grow older from step to step. A `train_batch_size` that holds an
@@ -52,11 +52,11 @@ def explore_steps_taken(config: Config) -> int | None:
     """
     in_order = draws_by(config) in ("default", "fifo", "staleness_control")
     if not config.is_synchronous or not in_order:
-        return None
+        return False
     buffer = config.buffer
     explored = buffer.batch_size * most_repeats(buffer, config.algorithm)
     taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
-    return None if taken < explored else 1
+    return taken >= explored
 
 
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:

@@ -186,7 +186,7 @@ class EngineModel:
         token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)
         nothing = np.zeros(1, dtype=np.float32)
         temperature = self.limits.sampling.logprob_temperature
-        return [Completion(kept, token, nothing, self.version, "", "prompt_too_long", temperature) for _ in range(n)]
+        return [Completion(kept, token, nothing, -1, "", "prompt_too_long", temperature) for _ in range(n)]
 
 
 def _without_end(sample: Sample, ends: Sequence[int]) -> np.ndarray:

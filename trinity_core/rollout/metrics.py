@@ -46,7 +46,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         sequences = [len(run) for run in runs]
         numbers["sequences_per_rollout/mean"] = float(np.mean(sequences))
         numbers["sequences_per_rollout/max"] = float(np.max(sequences))
-    rewards = _rewards(runs)
+    rewards = _rewards(_asked(runs))
     if rewards:
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
@@ -185,9 +185,14 @@ def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
     return [mean_reward(rewards) for rewards in totals if rewards]
 
 
+def _asked(runs: Iterable[Sequence[Experience]]) -> list[list[Experience]]:
+    """The runs without experiences whose prompt was cut: for those nothing was sampled."""
+    return [[one for one in run if one.sampled.any()] for run in runs]
+
+
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
     """The share of those groups in which at least two rollouts were judged."""
-    groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.of_task))) > 1]
+    groups = [rewards for outcome in outcomes if len(rewards := _rewards(_asked(runs_of(outcome.of_task)))) > 1]
     return sum(len(set(rewards)) == 1 for rewards in groups) / len(groups) if groups else 0.0
 
 

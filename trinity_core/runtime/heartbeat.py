@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, is_transient
+from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
 from trinity_core.store.run_store import open_run_store
 from trinity_core.waits import Wait
@@ -96,14 +96,16 @@ class StartupPresence:
             log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
 
 
-def withdraw(config: Config, error: BaseException, components: set[str]) -> None:
-    """After a failure or a cancellation, record that nobody need wait for this explorer, unless another attempt
-    follows; the same for the trainer if it is among the run's `components`.
+def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
+    """After a failure or a cancellation, record that nobody need wait for this run's explorer, unless another attempt
+    follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
     """
+    if error is None or "explore" not in components:
+        return
     if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return
-    with open_run_store(config) as store:
+    with first_error_stays(succeeded=False), open_run_store(config) as store:
         store.leave(config.explorer.name)
         if "train" in components:
             store.expect_trainer(False)
-    log.info("explorer %s has left the run", config.explorer.name)
+        log.info("explorer %s has left the run", config.explorer.name)

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 def open_attempt(stage: Stage) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
-    with on_failure(lambda: _withdraw_explorer(stage, sys.exception())):
+    components = components_of(stage.config, stage.placement)
+    with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
         try:
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
@@ -49,13 +50,6 @@ def open_attempt(stage: Stage) -> RunAttempt:
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
     )  # fmt: skip
     return attempt
-
-
-def _withdraw_explorer(stage: Stage, error: BaseException | None) -> None:
-    components = components_of(stage.config, stage.placement)
-    if error is not None and "explore" in components:
-        with first_error_stays(succeeded=False):
-            withdraw(stage.config, error, components)
 
 
 class RunAttempt:
@@ -102,7 +96,7 @@ class RunAttempt:
     ) -> None:
         outcome = RunOutcome.of(error)
         self.stop()
-        _withdraw_explorer(self.stage, error)
+        withdraw(self.config, error, self.components)
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
-from trinity_core.errors import DataError, TrinityError
+from trinity_core.errors import DataError, TrinityError, on_failure
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
@@ -31,6 +32,7 @@ from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, is_held, release
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
@@ -182,7 +184,15 @@ def resume(stage: Stage) -> Stage:
     config = stage.config
     if config.mode == "bench":
         return stage
-    step = resume_step(config, components_of(config, stage.placement))
+    components = components_of(config, stage.placement)
+    step = resume_step(config, components)
+    with on_failure(lambda: withdraw(config, sys.exception(), components)):
+        return _resumed(stage, step)
+
+
+def _resumed(stage: Stage, step: int) -> Stage:
+    """The stage that resumes from `step`. Raises TrinityError as `resume` says."""
+    config = stage.config
     if not step and config.model.model_path:
         lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
         begin_from(config.job_dir, config.model.model_path, has_rows, lora.path if lora is not None else None)
@@ -290,13 +300,13 @@ def resume_step(config: Config, components: set[str]) -> int:
             raise DataError(OTHER_STORE % (config.job_dir, step, without_password(store_url(config))))
         if "explore" not in components:
             return step
-        store.expect(config.explorer.name)
         if "train" in components:
-            store.expect_trainer()
             abandon_after(config.job_dir, step)
             run_versions(config).rewind(step)
             store.rewind(step)
             rewind(config.job_dir, step, store.explorer_steps)
+            store.expect_trainer()
+        store.expect(config.explorer.name)
     return step
 
 

@@ -50,6 +50,10 @@ class StoreBackend(ABC):
         """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
         return ""
 
+    def no_room(self, url: URL, error: Exception) -> OSError | None:
+        """What the file system says where `error` comes of a full disk or quota and does not say so itself."""
+        return None
+
     @abstractmethod
     def connect_read_only(self, url: URL) -> Engine:
         """Connections to an existing database that can change nothing in it."""

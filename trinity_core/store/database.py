@@ -224,7 +224,7 @@ class Database:
             translated = explain(error, self.url, self._backend.advice)
             if translated is None:
                 raise
-            raise translated from error
+            raise translated from self._backend.no_room(self.url, error) or error
 
     def _create(self, namespace: str) -> None:
         meta = self.tables.meta

@@ -13,14 +13,18 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import ClassVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.files import clear_errors, networked
+from trinity_core.files import clear_errors, is_full, networked
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
+
+PROBE_BYTES = 1 << 16
+"""More than SQLite writes at once."""
 
 
 class SQLite(StoreBackend):
@@ -33,7 +37,7 @@ class SQLite(StoreBackend):
         "disk is full": "free some space",
         "unable to open": "its folder must exist and be writable",
         "readonly": "make the file and its folder writable",
-        "disk I/O": "look at the disk and its free space",
+        "disk I/O": "look at the disk, its free space and your quota",
     }
 
     def connect(self, url: URL) -> Engine:
@@ -74,6 +78,19 @@ class SQLite(StoreBackend):
             "Write postgresql://user:password@host/database, or, if the whole run is on this machine, "
             "sqlite:////folder/name.db on a local disk."
         )
+
+    def no_room(self, url: URL, error: Exception) -> OSError | None:
+        """As `StoreBackend`: of a used-up quota SQLite says no more than that a write failed."""
+        if "disk I/O" not in str(error):
+            return None
+        try:
+            with TemporaryFile(dir=Path(url.database or "").absolute().parent) as file:
+                file.write(bytes(PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as refusal:
+            return refusal if is_full(refusal) else None
+        return None
 
     def connect_read_only(self, url: URL) -> Engine:
         """As `StoreBackend`. Raises DataError if the file is missing."""

@@ -30,7 +30,7 @@ from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.presence import Contribution, Stats, TrainerPresence, stats_of
 from trinity_core.store.schema import EXPLORER, TRAINER, statements, tables
-from trinity_core.store.strategies import Fifo, Strategy, whole_steps
+from trinity_core.store.strategies import Fifo, Strategy, first_explore_step
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
 """Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
@@ -271,11 +271,11 @@ class ExperienceStore:
     def lease(
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
         expert: ExpertSource | None = None, final: bool = False, now: float | None = None,
-        explore_steps: int | None = None,
+        whole_step: bool = False,
     ) -> list[Experience] | None:  # fmt: skip
         """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
 
-        With `explore_steps`, the groups of so many explore steps instead, however many rows they are.
+        With `whole_step`, the groups of the next explore step instead, however many rows they are.
 
         The batch is recorded, and the same step gets the same one again. It is short (or empty: the trainer then makes
         an empty step) only when every explorer has finished or waits for a version newer than `newest_version`, the
@@ -293,12 +293,12 @@ class ExperienceStore:
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             now = self._database.now(connection) if now is None else now
-            most = wanted if explore_steps is None else leasing.EVERY_ROW
+            most = leasing.EVERY_ROW if whole_step else wanted
             choice = strategy.choose(leasing.candidates(connection, t, strategy, most, now), most, newest_version)
             full = choice.rows >= wanted
-            if explore_steps is not None:
-                take, full = whole_steps(choice.take, explore_steps)
-                choice = replace(choice, take=take)
+            if whole_step:
+                choice = replace(choice, take=first_explore_step(choice.take))
+                full = bool(choice.take)
             leasing.check_lineage(choice.take, newest_version)
             leasing.mark_stale(connection, t, choice.stale, step)
             enough = full or final or presence.nothing_more_comes(connection, t, newest_version, now)

@@ -126,11 +126,9 @@ class Strategy(ABC):
         """Choose at least `rows` rows in whole groups, or all candidates. `version` is the trainer's."""
 
 
-def whole_steps(groups: Sequence[Candidate], count: int) -> tuple[list[Candidate], bool]:
-    """The groups of the first `count` explore steps among `groups`, and whether there are so many."""
-    steps = dict.fromkeys((group.explorer, group.step) for group in groups)
-    first = set(list(steps)[:count])
-    return [group for group in groups if (group.explorer, group.step) in first], len(first) == count
+def first_explore_step(groups: Sequence[Candidate]) -> list[Candidate]:
+    """Those of `groups` that belong to the explore step of the first one."""
+    return [group for group in groups if (group.explorer, group.step) == (groups[0].explorer, groups[0].step)]
 
 
 STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")

@@ -46,8 +46,9 @@ class Batch:
 
     @property
     def excluded(self) -> Tensor:
-        """bool [B]: expert rows and unscored answers, which take no part in advantages."""
-        return torch.tensor([e.is_expert or e.is_unscored for e in self.experiences], device=self.mask.device)
+        """bool [B]: expert rows, unscored answers and cut prompts, which take no part in advantages."""
+        out = [e.is_expert or e.is_unscored or not e.sampled.any() for e in self.experiences]
+        return torch.tensor(out, device=self.mask.device)
 
     @property
     def groups(self) -> list[str]:
@@ -138,8 +139,9 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "response_length/truncated": float(np.mean([e.truncated for e in written])),
         "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
-    keys = zip((e.group for e in own), rollouts_of(own), strict=True)
-    reward_of = dict(zip(keys, rollout_rewards(own), strict=True))
+    asked = [e for e in own if e.sampled.any() or e.is_unscored]  # not those whose prompt was cut
+    keys = zip((e.group for e in asked), rollouts_of(asked), strict=True)
+    reward_of = dict(zip(keys, rollout_rewards(asked), strict=True))
     rewards = [reward for reward in reward_of.values() if reward is not None]
     if rewards:
         metrics |= {

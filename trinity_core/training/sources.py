@@ -15,7 +15,7 @@ from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
-from trinity_core.data.lengths import explore_steps_taken, training_steps
+from trinity_core.data.lengths import takes_whole_step, training_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
@@ -168,7 +168,7 @@ class RolloutSource:
         self.explorer_meta = JobLayout(config.job_dir).explorer_meta
         self.archive = Archive(JobLayout(config.job_dir).archive)
         self.rows = config.buffer.train_batch_size
-        self.explore_steps = explore_steps_taken(config)
+        self.whole_step = takes_whole_step(config)
         self.timeout = buffer.max_read_timeout
         self.expert = expert
         self.meta = JobLayout(config.job_dir).trainer_meta
@@ -181,11 +181,11 @@ class RolloutSource:
         )
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
-        """Whole groups of at least `train_batch_size` rows, in a synchronous run those of whole explore steps; none if
+        """Whole groups of at least `train_batch_size` rows, in a synchronous run those of a whole explore step; none if
         explorers wait for newer weights instead."""
         telling = self._telling(step, stop, tell)
         batch = wait_lease(
-            self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling, self.explore_steps
+            self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling, self.whole_step
         )
         return None if batch == [] and self.store.exhausted() else batch
 
@@ -332,7 +332,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
 def wait_lease(
     store: ExperienceStore, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
     expert: ExpertSource | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
-    explore_steps: int | None = None,
+    whole_step: bool = False,
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 
@@ -340,7 +340,7 @@ def wait_lease(
     wait goes on, up to `BUSY_TIMES` as long, while an explorer is seen at work; then it raises `TransientFault`, or
     `TrinityError` where explorers have worked meanwhile and nothing is left of what they made.
     """
-    lease = partial(store.lease, step, rows, newest_version, strategy, expert, explore_steps=explore_steps)
+    lease = partial(store.lease, step, rows, newest_version, strategy, expert, whole_step=whole_step)
     before, seen = store.explorer_steps(), -1
     with store.watching() as changes:
         for times in range(1, BUSY_TIMES + 1):
@@ -360,7 +360,7 @@ def wait_lease(
         raise _nothing_came(step, times * timeout, before, stats)
     if batch := lease(final=True):
         known = describe_explorers(stats.explorers, stats.now)
-        wanted = f"{explore_steps} whole explore steps" if explore_steps else rows
+        wanted = "a whole explore step" if whole_step else rows
         log.warning(SHORT, step, len(batch), wanted, timeout, known)
     return batch
 

@@ -26,7 +26,7 @@ class Completion:
     logprobs: np.ndarray
     """float32 [T]: log-probs of the chosen tokens over the whole vocabulary, at `temperature`."""
     version: int | np.ndarray
-    """The policy version that chose the tokens: one for all, or int32 [T]."""
+    """The policy version that chose the tokens: one for all, or int32 [T]; -1 where nothing was sampled."""
     text: str
     """The decoded answer without special tokens."""
     finish_reason: FinishReason = "stop"
