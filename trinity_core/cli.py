@@ -110,11 +110,11 @@ def plan(
 ) -> None:
     """Show what a run would do: stages, steps, memory, disk.
 
-    Exits with 2 if the configuration is refused.
+    Exits with 2 if the configuration is refused, with 1 if the folder of its model is missing.
     """
     from trinity_core.config.findings import ConfigError
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.preflight.stage_plan import plan_json, plan_text, plans_with_pace
+    from trinity_core.runtime.preflight.stage_plan import missing_folder, plan_json, plan_text, plans_with_pace
 
     settings = with_plugins(overrides, plugin_dir)
     try:
@@ -129,6 +129,8 @@ def plan(
             measure_stages(config, settings, loaded, partial(typer.echo, err=True))
     plans = plans_with_pace(loaded)
     typer.echo(plan_json(plans) if json else plan_text(plans))
+    if missing := missing_folder(loaded):
+        raise TrinityError(missing)
 
 
 @app.command("import-verl")

@@ -29,6 +29,7 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
+from trinity_core.imports import lean_transformers
 from trinity_core.layout import ADAPTER, MANIFEST, step_of
 from trinity_core.weights_digest import model_folder, weight_files
 
@@ -250,6 +251,8 @@ def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path
 def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> None:
     """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
     import torch
+
+    lean_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

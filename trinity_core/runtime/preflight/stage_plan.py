@@ -6,15 +6,18 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.processes import free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
+from trinity_core.runtime.preflight.models import model_fault
 from trinity_core.runtime.preflight.needs import Need, size, total
 from trinity_core.runtime.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.runtime.preflight.resource_estimate import (
@@ -97,6 +100,13 @@ def plans_with_pace(config: Config) -> list[StagePlan]:
         replace(plan, pace=cached_pace(stage), immeasurable=hindrance(stage))
         for plan, stage in zip(plans_of(config), stages(config), strict=True)
     ]
+
+
+def missing_folder(config: Config) -> str:
+    """Why the model that a run begins with cannot be loaded, if it is a local folder; empty if it can."""
+    model = stages(config)[0].model.model_path
+    local = looks_local(model) and not stages(config)[0].external_model and not config.cluster.ray_address
+    return f"model.model_path: {fault}" if local and (fault := model_fault(Path(model))) else ""
 
 
 def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
