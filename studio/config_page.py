@@ -137,6 +137,7 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
         required=True,
         format_func=lambda name: f"{name} :red[{faults[name]}]" if name in faults else name,
         label_visibility="collapsed",
+        wrap=True,
     )
     return sections.get(str(chosen), [])
 
@@ -223,7 +224,7 @@ def show_findings(draft: ConfigDraft, found: CheckedDraft, settings: StudioSetti
     else:
         st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
     with st.container(horizontal=True):
-        if st.button("Check model and data", disabled=text == draft.text, icon=":material/fact_check:"):
+        if st.button("Check model and data", disabled=text == draft.text and not refused, icon=":material/fact_check:"):
             run_and_show("Opening what the configuration names …", lambda: _look(draft, settings))
         if st.button("Measure time", help="Runs a few steps of each stage in a folder that is removed again"):
             run_and_show("Measuring a few steps; this takes a minute or more …", lambda: _measure(draft, settings))

@@ -80,8 +80,15 @@ def chart(
     import altair as alt
 
     rows = rows_of(curves, metric, smoothing)
-    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False, padding=6)
-    x = alt.X(by, type="quantitative", title=by, axis=alt.Axis(format="~s", tickMinStep=1))
+    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False, padding=_padding(rows, "raw"))
+    axis = alt.Axis(format="~s", tickMinStep=1)
+    x = alt.X(
+        by,
+        type="quantitative",
+        title=by,
+        axis=axis,
+        scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
+    )
     colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
     layers = []
@@ -96,6 +103,11 @@ def chart(
     point = len(rows) <= FEW_POINTS * len(curves)
     layers.append(base.mark_line(point=point).encode(y=alt.Y("value:Q", title=None, scale=scale), tooltip=tooltip))
     return alt.layer(*layers).properties(height=240).interactive(bind_y=False)
+
+
+def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Pixels between the outermost points and the frame; a single value has no range that could be widened."""
+    return 6 if len({row[name] for row in rows}) > 1 else 0
 
 
 def short_titles(titles: Sequence[str]) -> dict[str, str]:

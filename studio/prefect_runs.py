@@ -55,7 +55,8 @@ class PrefectRuns:
         with api_client(self._api_url) as client:
             found = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
-        return [_seen(run, flows) for run in found]
+        # A part of another run has no name of its own before its configuration has been read.
+        return [_seen(run, flows) for run in found if not run.parent_task_run_id or run.tags]
 
     def deployments(self, flow: str) -> dict[str, str]:
         """Deployments of a flow whose runs take one `config`: id → `flow/name`."""

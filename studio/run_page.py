@@ -149,7 +149,9 @@ def show_curves(runs: Sequence[Run]) -> None:
         st.info("No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = st.multiselect("Metrics", names, default=first_shown(names), key=f"metrics {' '.join(short)}")
+        # With the first evaluation of a run in progress its scores come into the choice.
+        first = first_shown(names)
+        chosen = st.multiselect("Metrics", names, default=first, key=f"metrics {' '.join([*short, *first])}")
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, width=160)
         by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True)
         is_log = st.toggle("Log scale")
@@ -166,7 +168,12 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     folders = RunFolders(checkpoints)
     names = [run.name for run in runs if run.name in folders]
     if not names:
-        st.info("No rollouts yet: the first ones are kept when the first evaluation or explore step is done.")
+        over = all(run.state.is_over for run in runs)
+        st.info(
+            "No rollouts: neither an evaluation nor an explorer has sampled any."
+            if over
+            else "No rollouts yet: the first ones are kept when the first evaluation or explore step is done."
+        )
         return
     chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
     other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""

@@ -43,7 +43,10 @@ def start_form(
     """Choose where the run starts; save the file, check what it names, and start it."""
     if found.config is None:
         return
-    places = deployments(settings, found.flow) | {HERE: "a process on this machine"}
+    named = {
+        key: f"a run of {name} in Prefect, with this file" for key, name in deployments(settings, found.flow).items()
+    }
+    places = named | {HERE: "a process on this machine"}
     st.markdown(f"Flow **{found.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
     for objection in draft.objections(draft.file):

@@ -32,12 +32,14 @@ def when(time: datetime | None, now: datetime) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`1 min 05 s`, or hours and minutes."""
+    """`51 s`, `1 min 05 s`, or hours and minutes."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def score_text(score: float | None, interval: tuple[float, float] | None) -> str:

@@ -26,7 +26,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
 
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
-    from prefect import flow
+    from prefect import flow, task
     from prefect.states import Cancelled, Completed, Pending, Running
 
     def nothing() -> None: ...
@@ -44,6 +44,8 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
             client.set_flow_run_state(UUID(started), state, force=True)
         tags = ["project:studio", "name:one_sft", "stage:sft"]
         part = client.create_flow_run(flow(nothing, name="studio_sft"), state=Running(), tags=tags)
+        stands_for = client.create_task_run(task(nothing), UUID(started), dynamic_key="0").id
+        client.create_flow_run(flow(nothing, name="studio_nameless"), parent_task_run_id=stands_for, state=Running())
 
         seen = [run for run in runs.recent() if run.flow.startswith("studio_")]
         assert {(run.id, run.flow, run.kind) for run in seen} == {

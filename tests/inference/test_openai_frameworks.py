@@ -1,154 +1,119 @@
-"""Requests as agent frameworks send them by default: all are answered, and a conversation stays one sequence.
+"""The programs of docs/agents.md for other people's frameworks, as they stand there, in environments of their own.
 
-Seen of litellm 1.110, langgraph 1.2 with langchain-openai 1.7, pydantic-ai 2.68, smolagents 1.26, dspy 3.4,
-openai-agents 0.24, AgentScope 1.0.19 to 1.0.21 and 2.0.11. docs/agents.md has a recipe for each.
+`make dev` makes the environments. Each program then goes on to have its framework force structured answers.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from inference.test_openai_api_scripted import ADD, CALL, api, folder, say, speaker  # noqa: F401
+from inference.openai_server import serving
+from inference.test_openai_api_scripted import ASK, TOOLS_TEMPLATE, folder, say, speaker  # noqa: F401
 
-CHAT, RESPONSES = "/chat/completions", "/responses"
-FUNCTION = {"type": "function", **ADD["function"]}
-ASKED = {"role": "user", "content": "2 + 3?"}
-ASKED_IN_PARTS = {"role": "user", "content": [{"type": "text", "text": "2 + 3?"}]}
-RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
-OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
-SCHEMA = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
-AS_JSON = {"type": "json_schema", "json_schema": {"name": "Answer", "schema": SCHEMA, "strict": True}}
-FORMAT = {"format": {"type": "json_schema", "name": "Answer", "schema": SCHEMA, "strict": True}}
-CALLS, SAYS, VALUE = f"I add.</think>{CALL}", "So it is.</think>It is 5.", 'So it is.</think>{"value": 5}'
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ROOT / "docs" / "agents.md"
+PARSING = {"tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1", "enable_auto_tool_choice": True}
+MODEL_CLASS = "\nfrom pydantic import BaseModel\n\nclass Answer(BaseModel):\n    value: int\n\n"
 
 
-def called(**more: Any) -> dict[str, Any]:
-    """The call as it comes back."""
-    function = {"name": "add", "arguments": '{"x": 2, "y": 3}'}
-    return {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": function}], **more}
+def calls(name: str, **arguments: object) -> str:
+    """The policy thinks, then calls a tool."""
+    return f"Well.</think><tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def call_item(arguments: str, **more: Any) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": "c1", "name": "add", "arguments": arguments, **more}
-
-
-def calls_as_text() -> dict[str, Any]:
-    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"x": 2, "y": 3}}}]
-    return {"role": "assistant", "content": [{"type": "text", "text": f"\nCalling tools:\n{calls}"}]}
-
-
-LITELLM = called(provider_specific_fields={"reasoning": None})
-AGENTSCOPE: list[dict[str, Any]] = [
-    {"role": "system", "name": "system", "content": [{"type": "text", "text": "Add."}]},
-    {**ASKED_IN_PARTS, "name": "user"},
-    called(name="a", content=None),
-    {**RESULT, "name": "add"},
-    {"role": "assistant", "name": "a", "content": [{"type": "text", "text": "It is 5."}]},
-    {**ASKED_IN_PARTS, "name": "user"},
-]
-REMINDER = {"role": "user", "content": [{"type": "text", "text": "<system-reminder>It is 12:00.</system-reminder>"}]}
-AGENTSCOPE_2 = [*AGENTSCOPE[:2], REMINDER, *AGENTSCOPE[2:], REMINDER]
-TOOLS: dict[str, Any] = {"tools": [ADD]}
-OUTPUT_TOOL = {"type": "function", "function": {"name": "GenerateStructuredOutput", "parameters": SCHEMA}}
-STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-FRAMEWORKS: dict[str, tuple[list[tuple[str, dict[str, Any], str]], list[int], int]] = {
-    # requests (path, body, what the policy says), answers with a loss of each sequence, answers in a grammar
-    "litellm": (
-        [
-            (CHAT, {"messages": [ASKED], **TOOLS}, CALLS),
-            (CHAT, {"messages": [ASKED, LITELLM, RESULT], **TOOLS}, SAYS),
-            (CHAT, {"messages": [ASKED], "response_format": AS_JSON}, VALUE),
-        ], [2, 0], 1,
-    ),
-    "langgraph": (
-        [
-            (CHAT, {"messages": [ASKED], "stream": False, **TOOLS}, CALLS),
-            (CHAT, {"messages": [ASKED, called(content=None), RESULT], "stream": False, **TOOLS}, SAYS),
-            (
-                CHAT,
-                {"messages": [ASKED], "tool_choice": {"type": "function", "function": {"name": "add"}},
-                 "parallel_tool_calls": False, **TOOLS},
-                CALLS,
-            ),
-        ], [2, 0], 1,
+ADDS, SAYS, VALUE = calls("add", x=2, y=3), "So it is.</think>It is 5.", 'So it is.</think>{"value": 5}'
+DSPY = "So it is.</think>[[ ## answer ## ]]\nIt is 5.\n\n[[ ## completed ## ]]"
+MORE: dict[str, tuple[str, list[str], list[int], int]] = {
+    # what the program does after the recipe, what the policy says, answers with a loss in each sequence, those guided
+    "openai-agents": (
+        f"{MODEL_CLASS}agent = Agent('solver', model=MODEL, output_type=Answer)\n"
+        "assert Runner.run_sync(agent, question).final_output.value == 5\n",
+        [ADDS, SAYS, VALUE], [2, 0], 1,
     ),
     "pydantic-ai": (
-        [
-            (RESPONSES, {"input": [ASKED], "tools": [FUNCTION], "tool_choice": "auto", "stream": False}, CALLS),
-            (
-                RESPONSES,
-                {"input": [ASKED, call_item('{"x":2,"y":3}'), OUTPUT], "tools": [FUNCTION], "tool_choice": "required"},
-                CALLS,
-            ),
-            (RESPONSES, {"input": [ASKED], "tools": [FUNCTION], "text": FORMAT, "tool_choice": "auto"}, VALUE),
-        ], [1, 0], 2,
+        f"{MODEL_CLASS}from pydantic_ai import NativeOutput\nfor kind in (Answer, NativeOutput(Answer)):\n"
+        "    assert Agent(f'openai:{MODEL}', output_type=kind).run_sync(question).output.value == 5\n",
+        [ADDS, SAYS, calls("final_result", value=5), VALUE], [2, 0, 0], 2,
     ),
-    "smolagents": (
-        [
-            (CHAT, {"messages": [ASKED_IN_PARTS], "tool_choice": "required", "stop": ["Observation:"], **TOOLS}, CALLS),
-            (
-                CHAT,
-                {"messages": [ASKED_IN_PARTS, calls_as_text(), {"role": "user", "content": "Observation:\n5"}],
-                 "tool_choice": "auto", "stop": ["Observation:"], **TOOLS},
-                CALLS,
-            ),
-        ], [1], 1,
+    "langgraph": (
+        f"{MODEL_CLASS}assert ChatOpenAI(model=MODEL).with_structured_output(Answer).invoke(question).value == 5\n"
+        "agent = create_agent(ChatOpenAI(model=MODEL), [add], response_format=Answer)\n"
+        "assert agent.invoke({'messages': [('user', question)]})['structured_response'].value == 5\n",
+        [ADDS, SAYS, VALUE, calls("Answer", value=5)], [2, 0, 0], 2,
+    ),
+    "litellm": (
+        f"{MODEL_CLASS}reply = completion(f'openai/{{MODEL}}', messages=task['messages'], response_format=Answer)\n"
+        "assert Answer.model_validate_json(reply.choices[0].message.content).value == 5\n",
+        [SAYS, VALUE], [1, 0], 1,
     ),
     "dspy": (
-        [
-            (CHAT, {"messages": [ASKED]}, SAYS),
-            (CHAT, {"messages": [{**ASKED, "content": "As JSON"}], "response_format": {"type": "json_object"}}, VALUE),
-        ], [1, 0], 1,
+        "dspy.configure(adapter=dspy.JSONAdapter())\n"
+        "assert dspy.Predict('question -> value: int')(question=question).value == 5\n",
+        [DSPY, VALUE], [1, 0], 1,
     ),
-    "openai-agents": (
-        [
-            (RESPONSES, {"input": [ASKED], "tools": [FUNCTION], "include": []}, CALLS),
-            (
-                RESPONSES,
-                {"input": [ASKED, call_item('{"x": 2, "y": 3}', id="fc_1", status="completed"), OUTPUT],
-                 "tools": [FUNCTION], "include": []},
-                SAYS,
-            ),
-        ], [2], 0,
+    "smolagents": ("", [ADDS, calls("final_answer", answer="It is 5.")], [0], 2),
+    "AgentScope 1": (
+        f"{MODEL_CLASS}model = OpenAIChatModel(MODEL, os.environ['OPENAI_API_KEY'], False, client_kwargs=client)\n"
+        "agent = ReActAgent('solver', 'Add.', model, OpenAIChatFormatter(), toolkit)\n"
+        "reply = asyncio.run(agent(Msg('user', question, 'user'), structured_model=Answer))\n"
+        "assert reply.metadata == {'value': 5}\n",
+        [ADDS, SAYS, calls("generate_response", value=5), SAYS], [2, 1], 1,
     ),
-    "agentscope": (
-        [
-            (CHAT, {"messages": AGENTSCOPE[:2], "stream": False, **TOOLS}, CALLS),
-            (CHAT, {"messages": AGENTSCOPE[:4], "stream": False, **TOOLS}, SAYS),
-            (CHAT, {"messages": AGENTSCOPE, "tool_choice": "required", **TOOLS}, CALLS),
-            (CHAT, {"messages": [*AGENTSCOPE, *AGENTSCOPE[2:4]], "tool_choice": "none", **TOOLS}, SAYS),
-        ], [3], 1,
-    ),
-    "agentscope 2": (
-        [
-            (CHAT, {"messages": AGENTSCOPE_2[:3], **STREAMED, **TOOLS}, CALLS),
-            (CHAT, {"messages": AGENTSCOPE_2[:5], **STREAMED, **TOOLS}, SAYS),
-            (CHAT, {"messages": AGENTSCOPE_2, **STREAMED, "tools": [ADD, OUTPUT_TOOL]}, SAYS),
-            (
-                CHAT,
-                {"messages": [*AGENTSCOPE_2, AGENTSCOPE[4], REMINDER], **STREAMED, "tools": [ADD, OUTPUT_TOOL],
-                 "tool_choice": {"type": "function", "function": {"name": "GenerateStructuredOutput"}}},
-                VALUE,
-            ),
-        ], [2, 1], 1,
+    "AgentScope 2": (
+        f"{MODEL_CLASS}from agentscope.agent import ReActConfig\n"
+        "once = ReActConfig(max_iters=1)\n"
+        "agent = Agent('solver', 'Add.', OpenAIChatModel(credential, MODEL), tools, react_config=once)\n"
+        "reply = asyncio.run(agent.reply(UserMsg('user', question), structured_schema=Answer))\n"
+        "assert reply.structured_output == {'value': 5}\n",
+        [ADDS, SAYS, SAYS, calls("GenerateStructuredOutput", value=5)], [2, 1], 1,
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_requests_of_a_framework_are_answered_and_continued(api, speaker, name):  # noqa: F811
-    requests, answers, guided = FRAMEWORKS[name]
-    say(speaker, *(said for _, _, said in requests))
+@pytest.fixture(scope="module")
+def api(speaker, folder):  # noqa: F811
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 8192}))
+    with serving(folder, speaker, max_model_len=8192, chat_template=TOOLS_TEMPLATE, **PARSING) as served:
+        yield served
+
+
+def recipes() -> dict[str, str]:
+    """The programs of the page, by framework, each with what all of them begin and end with."""
+    section = FRAMEWORKS.read_text().partition("\n## Frameworks\n")[2].partition("\n## ")[0]
+    begin, end, *rest = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names = re.findall(r"^\*\*(.*?)\*\*", section, re.MULTILINE)
+    return {name: f"{begin}{program}\n{{}}\n{end}" for name, program in zip(names, rest, strict=True)}
+
+
+def test_every_framework_has_a_recipe():
+    assert recipes().keys() == MORE.keys()
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_framework_runs_as_it_comes(api, speaker, tmp_path, name):  # noqa: F811
+    python = Path(f"{sys.prefix}-{'agentscope' if name == 'AgentScope 1' else 'frameworks'}/bin/python")
+    if not python.exists():
+        pytest.skip(f"{python.parents[1]} is missing; make dev makes it")
+    more, texts, answers, guided = MORE[name]
+    say(speaker, *texts)
     session = api.session()
-    client = api.client(session)
-    for path, body, said in requests:
-        given: Any
-        if body.get("stream"):
-            given = [chunk.model_dump() for chunk in client.chat.completions.create(model="policy", **body)]
-        else:
-            given = client.post(path, cast_to=dict[str, Any], body={"model": "policy", **body})
-        assert ("add" if said == CALLS else "5") in json.dumps(given)
+    program = recipes()[name].replace("\n{}\n", more)
+    (tmp_path / "agent.py").write_text(program)
+    (tmp_path / "task.json").write_text(json.dumps({"messages": ASK}))
+    environment = {
+        "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+        "OPENAI_BASE_URL": api.server.base_url(session), "OPENAI_API_KEY": api.server.key, "OPENAI_MODEL": "policy",
+        "TRINITY_TASK": str(tmp_path / "task.json"), "TRINITY_REPORT": str(tmp_path / "report.json"),
+    }  # fmt: skip
+    command = [python, tmp_path / "agent.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "report.json").read_text()) == {"answer": "It is 5."} and speaker.texts == []
     assert [len(sequence.answers) for sequence in session.sequences()] == answers
     assert session.guided[0] == guided

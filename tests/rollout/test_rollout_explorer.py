@@ -16,7 +16,7 @@ from filelock import FileLock
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict
-from trinity_core.data.experience import from_json, to_bytes
+from trinity_core.data.experience import Experience, from_json, to_bytes
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.task_queue import queue_of
@@ -779,6 +779,18 @@ def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, 
         asyncio.run(Explorer(settings, [engine]).run(explore))
     [audit] = audit_runs(settings.job_dir).values()
     assert (audit.tasks_drawn, audit.failed) == (6, 0)
+
+
+def test_a_run_whose_prompts_are_all_too_long_ends_at_once(config, engine):
+    """They are cut, and carry no loss. Later on, a step of long ones is no reason to end."""
+    settings = config(mode="explore").with_values({"model.max_prompt_tokens": 4})
+    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 .*max_prompt_tokens"):
+        asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert not engine.calls
+    cut = Experience(np.arange(3), 1, np.zeros(2, bool), reward=0.0, truncated=True)
+    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w")
+    watch = FailureWatch(any_succeeded=True)
+    watch.check(1, [Outcome(task, [cut])] * 20, is_last=True)
 
 
 def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeypatch):

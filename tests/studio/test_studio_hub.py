@@ -91,6 +91,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             record = read_json(record_path(runs / "begun")) or {}
             write_json(record_path(runs / "begun"), record | {"began": time.time()})
             await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has('Left, about')}")
+            MetricsFile(runs / "going", "trainer").write(5, {"reward/mean": 0.5, "timing_s/step": 1.0})
+            await page.until(has("reward/mean"), "a chart is added with its first value")
             await go(page, studio, "/runs?run=hub/begun", f"{has('No metrics yet')} && {has('none yet')}")
             write_json(record_path(runs / "begun"), record | {"pid": 2**22 + 1, "mark": ""})
             await page.until(has("killed"), "the page is renewed")

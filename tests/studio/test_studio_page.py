@@ -209,6 +209,7 @@ def test_green_needs_a_look_at_model_data_and_machine(studio: Served, tmp_path: 
         await page.click(button("Check model and data"))
         await page.until(f"{alerts}.includes('cannot start') && {alerts}.includes('model.model_path')", "refused", 90)
         assert not await page.value(green)
+        await page.until(f"!({button('Check model and data')}).disabled", "what was missing may be there the next time")
         await page.fill("document.querySelector('input[aria-label^=gpu_per_node]')", "64")
         await page.until(f"{alerts}.includes('Not on this machine') && {IDLE}")
         assert not await page.value(green)

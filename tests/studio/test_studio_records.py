@@ -49,6 +49,16 @@ def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None
     assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
 
 
+@pytest.mark.parametrize(("steps", "padding"), [([0], 0), ([0, 1], 6)])
+def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], padding: int) -> None:
+    """A single value has no range to widen: Vega would write NaN below it."""
+    for step in steps:
+        MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
+    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", False).to_dict()
+    encoding = spec["layer"][-1]["encoding"]
+    assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
+
+
 def test_reward_loss_and_accuracy_are_shown_first() -> None:
     names = ["actor/final_loss", "actor/lr", "eval/test/accuracy", "explorer/reward/mean", "reward/mean"]
     assert first_shown(names) == ["eval/test/accuracy", "explorer/reward/mean", "actor/final_loss"]

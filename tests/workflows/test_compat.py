@@ -83,6 +83,12 @@ class TwoTurns(MultiTurnWorkflow):
         return made
 
 
+@WORKFLOWS.register_module("up_best_of")
+class BestOf(Workflow):
+    def run(self):
+        return self.model.chat([{"role": "user", "content": self.task.task_desc}], n=2)[:1]
+
+
 @WORKFLOWS.register_module("up_async")
 class Waits(Workflow):
     is_async = True
@@ -324,6 +330,14 @@ def test_what_was_sampled_is_not_tokenised_again(plugin):
     seeds = [how["seeds"] for _, how in model.asked]
     task = make_task("up_two_turns", repeat_times=1)
     assert seeds == [[task.rollout_seed(0, 0)], [task.rollout_seed(0, 1)]]
+
+
+def test_runs_that_ask_for_several_answers_draw_noise_of_their_own(plugin):
+    """With equal seeds, runs of the same prompt would give equal answers, and a group would compare nothing."""
+    model, task = Turns(*["a"] * 6), make_task("up_best_of", repeat_times=3)
+    play_scripted(task, model)
+    seeds = [seed for _, how in model.asked for seed in how["seeds"]]
+    assert len(set(seeds)) == 6 and set(task.rollout_seeds()) < set(seeds)
 
 
 def test_a_workflow_may_keep_its_own_rollout_args(play):

@@ -295,11 +295,16 @@ class PlayedWorkflow(OurWorkflow):
         task, auxiliary = self._task(), [ModelWrapper(one, loop, model_path="auxiliary") for one in self.auxiliary]
         sampling, template = self.task.sampling, self.task.format.chat_template
 
-        def seed(call: int, answer: int) -> int:  # of a first call those that this project's own workflows give
-            return self.task.rollout_seed(run + answer, call)
+        def of_run(call: int, answer: int) -> int:
+            return self.task.rollout_seed(run, call, f"answer {answer}" if answer else "")
 
-        model = ModelWrapper(self.model, loop, sampling, seed, template)
-        return self.kind(task=task, model=model, auxiliary_models=auxiliary or None)
+        def of_all(call: int, answer: int) -> int:  # of a first call those that this project's own workflows give
+            return self.task.rollout_seed(answer, call)
+
+        model = ModelWrapper(self.model, loop, sampling, of_run, template)
+        flow = self.kind(task=task, model=model, auxiliary_models=auxiliary or None)
+        model.seed = of_all if flow.repeatable else of_run
+        return flow
 
     def _play(self, loop: asyncio.AbstractEventLoop, run: int, flow: Any) -> list[Recorded]:
         SCORING.set((self.rewards, loop, self.task.raw))

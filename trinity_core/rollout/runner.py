@@ -1,4 +1,4 @@
-"""Running the workflows of many tasks at once, with a time limit and retries: one bad task costs only itself."""
+"""Runs the workflows of many tasks at once, with a time limit and retries. A failing task does not affect others."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ OTHER_DISTRIBUTION = (
 )
 
 
+CUT = (
+    "a prompt that is too long: it was cut, and nothing was sampled. Raise model.max_prompt_tokens, or have such rows "
+    "rejected at the start by model.enable_prompt_truncation: false"
+)
 NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 """How the names of files begin in which a user's error has no place: libraries, this project, generated code."""
 
@@ -76,6 +80,11 @@ class Outcome:
         return errors[0] if errors and len(errors) == len(self.experiences) else ""
 
     @property
+    def is_cut(self) -> bool:
+        """True if none of its answers carries loss because its prompt is too long."""
+        return bool(self.experiences) and all(one.truncated and not one.action_mask.any() for one in self.experiences)
+
+    @property
     def further_groups(self) -> set[str]:
         """The groups below the task's that its workflow made."""
         return {one.group for one in self.experiences if one.group.startswith(f"{self.task.group}/")}
@@ -89,7 +98,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """How far an evaluation on one set is."""
+    """Progress of an evaluation on one set."""
 
     what: str
     total: int
@@ -232,8 +241,8 @@ def _named(task: Task) -> str:
 
 @dataclass
 class FailureWatch:
-    """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail, or
-    nobody can judge an answer."""
+    """Distinguishes single tasks that fail because of their rows from a run in which all tasks fail or no answer can be
+    judged."""
 
     rejected_rows: RejectedRows = field(default_factory=RejectedRows)
     """Where rows are written down that fail."""
@@ -246,16 +255,18 @@ class FailureWatch:
         """Note the rows of failed tasks.
 
         Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and
-        `FAILED_IN_A_ROW` tasks in a row, or all tasks of a run of which it `is_last`.
+        `FAILED_IN_A_ROW` tasks in a row, or all tasks of a run of which it `is_last`. Until one does not fail, prompts
+        that are too long count too.
         """
         self.note(outcomes)
-        if not outcomes or not all(outcome.lost for outcome in outcomes):
+        reasons = [each.lost or (CUT if each.is_cut and not self.any_succeeded else "") for each in outcomes]
+        if not all(reasons) or not outcomes:
             self.in_a_row = 0
             self.any_succeeded |= bool(outcomes)
             return
         self.in_a_row += len(outcomes)
         if self.in_a_row >= FAILED_IN_A_ROW or (is_last and not self.any_succeeded):
-            raise _all_lost(f"explore step {step}", outcomes) from outcomes[0].error
+            raise _all_lost(f"explore step {step}", outcomes, reasons[0]) from outcomes[0].error
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """Write down the rows of failed tasks."""
@@ -266,14 +277,12 @@ class FailureWatch:
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:
     """Raise `TrinityError`, naming the first failure, if every task of an evaluation failed."""
     if outcomes and all(outcome.failed for outcome in outcomes):
-        raise _all_lost(where, outcomes) from outcomes[0].error
+        raise _all_lost(where, outcomes, outcomes[0].lost) from outcomes[0].error
 
 
-def _all_lost(where: str, outcomes: Sequence[Outcome]) -> TrinityError:
-    first = outcomes[0]
-    return TrinityError(
-        f"all {len(outcomes)} tasks of {where} failed; the first, {_named(first.task)}, with {first.lost}"
-    )
+def _all_lost(where: str, outcomes: Sequence[Outcome], reason: str) -> TrinityError:
+    first = _named(outcomes[0].task)
+    return TrinityError(f"all {len(outcomes)} tasks of {where} failed; the first, {first}, with {reason}")
 
 
 @dataclass
