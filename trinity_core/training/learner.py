@@ -112,13 +112,13 @@ class Learner:
         fast_paths = _make_ready(lm, settings, stage, ranks)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks, self.adapter)
         self.reference: FrozenModule | BaseAlone | None = None
-        if self.objective.needs_reference and self.adapter is not None:
-            self.reference = BaseAlone(self.engine)
-        elif self.objective.needs_reference:
+        if self.objective.needs_reference and self.adapter is None:  # before DeepSpeed adds the policy's buffers
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
             self.reference = FrozenModule(self._load_reference(config, fast_paths), offloaded, ranks)
+        self.engine = TrainingEngine(Policy(lm, fast_paths, ranks.sequence), engine_settings, ranks, self.adapter)
+        if self.objective.needs_reference and self.adapter is not None:
+            self.reference = BaseAlone(self.engine)
         self.critic = (
             Critic(settings.critic, stage, self.dtype, total_steps, config.model, ranks)
             if settings.critic is not None
