@@ -141,7 +141,9 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
-        eval_sets=tuple(each.name or "" for each in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
+        eval_sets=tuple(taskset.name or "" for taskset in config.buffer.explorer_input.eval_tasksets)
+        if evaluates
+        else (),
         evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
         saves=saves(config, steps) if steps and trains else None,
         syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
@@ -246,11 +248,11 @@ def _time(stage: StagePlan) -> str:
     pace = stage.pace
     if pace is None:
         why = stage.immeasurable or ("this machine lacks what the stage asks for" if stage.unplaced else "")
-        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to tell it"
+        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to measure it"
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
-    told = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
-    return f"{told}, without evaluations and saves; measured {pace.measured}"
+    line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
+    return f"{line}, without evaluations and saves; measured {pace.measured}"
 
 
 def duration(seconds: float) -> str:
