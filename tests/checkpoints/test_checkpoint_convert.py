@@ -14,9 +14,9 @@ import torch.distributed as dist
 from ports import free_port
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete

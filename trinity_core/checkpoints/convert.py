@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core import adapters
-from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.shards import load_shard, shard_files

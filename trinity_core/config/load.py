@@ -29,7 +29,7 @@ from trinity_core.files import expanded
 Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
 Check = Callable[[Config, Report], Config]
-"""Reports mistakes that this package cannot know of; returns the configuration with what it has typed."""
+"""Reports problems that other packages find; returns the configuration with typed arguments."""
 
 
 def load_config(
@@ -37,9 +37,9 @@ def load_config(
 ) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
-    configuration of each stage. Without `load_plugins` no code of the user's runs: a part of the algorithm that is not
-    built in is then trusted to come with `plugin_dir`. Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` if that is given, `check` with the
+    configuration of each stage. Without `load_plugins` no user code runs, and a part of the algorithm that is not built
+    in is assumed to come with `plugin_dir`. Raises ConfigError with every problem found.
     """
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
@@ -121,8 +121,8 @@ def _load(
 
 
 def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
-    """The tree in this schema's words, without `${…}`, and notices; sections above as the `stage` of that index sees
-    them."""
+    """The tree in this schema's keys with `${…}` replaced, and notices; with `stage`, sections above as that stage
+    inherits them."""
     tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
     _include_trainer_files(tree, report)
     tree, notices = native(tree, report)
@@ -272,8 +272,8 @@ def _parsable(node: Any, key: str, report: Report) -> Any:
 def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, report: Report) -> Any:
     """`node` with its interpolations taken from `resolved()`, the OmegaConf container of the tree `seen` at that place.
 
-    The container takes 50 ms to make, so that it is only asked for references to other keys. A value other than the one
-    in `seen` is overridden there, so that nobody asks for it: it becomes None.
+    The container takes 50 ms to make, so it is made only for references to other keys. A value that differs from the
+    one in `seen` is overridden and never read: it becomes None.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
