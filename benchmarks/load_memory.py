@@ -1,8 +1,9 @@
 """Peak host memory of several ranks that load a model and take a step, against one model with its optimizer state.
 
-Each rank reports the peak of its resident memory beyond what it had with torch and DeepSpeed imported. Under ZeRO 3
-weights, float32 weights and moments are divided among the ranks, and only one of them reads the model: together at most
-1.3 times what one model with its state takes.
+Each rank reports the peak of its resident memory beyond what it had with torch, DeepSpeed and transformers imported;
+malloc is set as in a run. Under ZeRO 3 everything is divided among the ranks, and only one of them reads the models:
+together at most 1.3 times what one model with its state takes. On top of these 16 bytes a parameter count the reference
+model (4), DeepSpeed's partition of the gradients (4, from the start) and the file's pages that one rank maps.
 
     python benchmarks/load_memory.py [--ranks 2 4] [--tiny]
 """
@@ -10,6 +11,7 @@ weights, float32 weights and moments are divided among the ranks, and only one o
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import resource
 import socket
@@ -21,9 +23,12 @@ from pathlib import Path
 import psutil
 from training_part import rollouts
 
+from trinity_core.runtime.actors import KEPT_MEMORY, KERNELS
+
 LIMIT = 1.3
 STATE = 12
-"""Bytes of a parameter's optimizer state under ZeRO: float32 weights and two moments."""
+"""Bytes of a parameter's optimizer state under ZeRO: float32 weights (DeepSpeed 0.19.8 copies those of a float32 model
+too) and two moments."""
 
 
 def one_rank(folder: Path, rank: int, ranks: int, port: int, load_only: bool) -> int:
@@ -43,6 +48,7 @@ def one_rank(folder: Path, rank: int, ranks: int, port: int, load_only: bool) ->
             "buffer": {"batch_size": 16, "total_steps": 1000, "trainer_input": {"experience_buffer": {"name": "b"}}},
         }
     )  # fmt: skip
+    importlib.import_module("transformers.models.qwen2.modeling_qwen2")
     before = psutil.Process().memory_info().rss
     learner = Learner(config, 1000, group)
     if not load_only:
@@ -55,7 +61,7 @@ def measured(folder: Path, ranks: int, load_only: bool) -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""} | KEPT_MEMORY | KERNELS
     command = [sys.executable, __file__, "--folder", str(folder), "--port", str(port), "--ranks", str(ranks)]
     command += ["--load-only"] * load_only
     with tempfile.TemporaryDirectory() as logs:

@@ -181,8 +181,8 @@ def _put(key: str, text: str, description: str) -> None:
             client.update_artifact(known[key], ArtifactUpdate(data=text, description=description))
             return
         flow_run_id = UUID(run) if run else None
-        made = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
-        known[key] = client.create_artifact(made).id
+        artifact = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
+        known[key] = client.create_artifact(artifact).id
 
 
 def begin_summary(config: Config) -> None:
@@ -223,7 +223,7 @@ def show_curve(config: Config) -> None:
 
 
 def show_rollouts(config: Config) -> None:
-    """Show the newest sampled rollouts, those of an evaluation where there is one, as a table below the links."""
+    """Show the newest sampled rollouts, preferably those of an evaluation, as a table below the links."""
     files = rollout_files(config.job_dir)
     if files:
         source, step, path = max(files, key=lambda file: (file[0].startswith("eval"), file[1]))

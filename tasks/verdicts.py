@@ -1,4 +1,4 @@
-"""The task `ask`: the flow pauses, shows answers of an earlier run, and takes a person's verdicts on them."""
+"""The task `ask`: pauses the flow, shows answers of an earlier run, and collects a person's verdicts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ POLL_SECONDS = 5
 WIDTH = 4000
 """Characters of an answer that are shown; its middle is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
-"""What stands in a field → the verdict. It is typed: a select of Prefect's page closes at the click that opens it."""
+"""Text of a field → verdict. It is typed, because a select on Prefect's page closes at the click that opens it."""
 PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
 
 
 @task(name="ask", cache_policy=NO_CACHE, persist_result=False)
 def ask(stage: Stage) -> bool:
-    """Pause the flow until a person has given verdicts, and keep them. False if the run is to go on without.
+    """Pause the flow until a person has given verdicts, and keep them. False if the run continues without.
 
     Raises TrinityError if the run is to end without them.
     """
@@ -59,21 +59,21 @@ def ask(stage: Stage) -> bool:
         form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS)
         rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
-        _go_on()
+        _set_running()
         rows = 0
     if rows:
         log.info("A person's verdicts make %d rows", rows)
     elif wanted.on_timeout == "end":
         raise TrinityError(
-            f"nobody gave a verdict within {wanted.timeout:g} s, or an empty one; started again, the run asks again"
+            f"no verdict was given within {wanted.timeout:g} s; the run asks again when it is started again"
         )
     else:
-        log.warning("Nobody gave a verdict within %g s: the run goes on by the rewards", wanted.timeout)
+        log.warning("No verdict was given within %g s: the run continues with the rewards", wanted.timeout)
     return rows > 0
 
 
-def _go_on() -> None:
-    """Prefect lets a run whose pause is over only fail: tell it that this one is at work again."""
+def _set_running() -> None:
+    """Set the run to Running: after a pause has timed out, Prefect would only let it fail."""
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(flow_run.id, Running(), force=True)
 
@@ -96,7 +96,7 @@ def _answer(answer: Experience) -> str:
 def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
     """The form that Prefect shows: for each answer a verdict, for each task room for a better answer.
 
-    Task and answers stand at their fields: the description of a whole form gets no room beside many fields.
+    Task and answers are shown at their fields, because the description of a form has no room beside many fields.
     """
     fields: dict[str, Any] = {}
     for number, item in enumerate(shown, 1):
@@ -107,7 +107,7 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
             fields[f"answer_{number}{letter}"] = (str, field)
         fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
     form: type[RunInput] = create_model("HumanVerdicts", __base__=RunInput, **fields)
-    form._description = "Type keep or drop, or write better answers; what has no verdict is left out."
+    form._description = "Type keep or drop, or write better answers; answers without a verdict are left out."
     return form
 
 

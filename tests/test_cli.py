@@ -13,21 +13,18 @@ from unittest import mock
 
 import pytest
 import typer
+from commands import called
 from ports import free_port
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli import app, main
+from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
 from trinity_core.errors import TrinityError
 from trinity_core.program import run_app
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
-
-
-def trinity(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command, env = [sys.executable, "-m", "flows.cli", *args], os.environ | variables
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
 
 
 def test_help_names_every_command() -> None:
@@ -60,7 +57,7 @@ def test_help_does_not_load_the_configuration() -> None:
 def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\nalgorithm:\n  repeat_times: many\n")
-    done = trinity("validate", "--config", str(bad))
+    done = called(main, "validate", "--config", str(bad))
     assert done.returncode == 2
     assert "nmae" in done.stderr and "repeat_times" in done.stderr and "Did you mean 'name'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -68,18 +65,18 @@ def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> No
 
 def test_import_verl_writes_a_file_that_validates(tmp_path: Path) -> None:
     script, out = ROOT / "tests/config/documents/verl_grpo.sh", tmp_path / "run.yaml"
-    done = trinity("import-verl", str(script), "trainer.total_epochs=2", "-o", str(out))
+    done = called(main, "import-verl", str(script), "trainer.total_epochs=2", "-o", str(out))
     assert done.returncode == 0 and done.stdout == f"wrote {out}\n"
     assert "actor_rollout_ref.rollout.name=vllm: the engine is vLLM" in done.stderr
     assert "total_epochs: 2  # trainer.total_epochs\n" in out.read_text()
-    assert trinity("validate", "--offline", "--config", str(out)).returncode == 0
-    again = trinity("import-verl", str(script), "-o", str(out))
+    assert called(main, "validate", "--offline", "--config", str(out)).returncode == 0
+    again = called(main, "import-verl", str(script), "-o", str(out))
     assert again.returncode == 1 and "is there already" in again.stderr
 
 
 def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$NOT_SET_HERE/m\n")
-    done = trinity("import-verl", str(tmp_path / "run.sh"))
+    done = called(main, "import-verl", str(tmp_path / "run.sh"))
     assert done.returncode == 0 and "model_path: ${oc.env:NOT_SET_HERE}/m" in done.stdout
     assert "environment variable NOT_SET_HERE is not set" in done.stderr
 
@@ -87,7 +84,8 @@ def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
 def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\n")
-    done = trinity("run", "--config", str(bad))
+    command = [sys.executable, "-m", "flows.cli", "run", "--config", str(bad)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 1 and "nmae" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -112,21 +110,20 @@ def test_evaluate_refuses_an_unknown_choice_before_ray_starts(
 
 
 def test_a_missing_file_is_named() -> None:
-    done = trinity("run", "--config", "nowhere.yaml")
+    done = called(main, "run", "--config", "nowhere.yaml")
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/api", "localhost:4200", "4200"])
-def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
+def test_a_prefect_server_that_does_not_answer_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = url.format(port=free_port())
-    done = trinity("run", "--config", "configs/gsm8k/gsm8k.yaml", PREFECT_API_URL=url)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.startswith(f"error: No Prefect server answers at PREFECT_API_URL={url} (")
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    with pytest.raises(TrinityError, match=re.escape(f"No Prefect server answers at PREFECT_API_URL={url} (")):
+        known_server(None)
 
 
 def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
     """Its client knows the key."""
-    from flows.local.connection import PrefectConnection
 
     class Closed(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

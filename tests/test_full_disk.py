@@ -41,6 +41,7 @@ from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
 waits = []
+files.ROOM_PAUSE = 0.05
 
 
 class Freeing(logging.Handler):
@@ -49,7 +50,7 @@ class Freeing(logging.Handler):
     def emit(self, record):
         if "there is no room" in record.getMessage():
             waits.append(record.getMessage())
-            threading.Timer(0.3, filler.unlink, [True]).start()
+            threading.Timer(0.1, filler.unlink, [True]).start()
 
 
 logging.getLogger("trinity_core").addHandler(Freeing())

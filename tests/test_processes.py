@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -14,6 +15,41 @@ from trinity_core.processes import end, families, start_mark, still_runs, stop
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 )
+
+
+FREEING = """
+import ctypes, psutil
+from trinity_core.processes import freeing_at_once
+
+MEGABYTES = 1 << 20
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+
+def left(count=32):
+    before, blocks = psutil.Process().memory_info().rss, []
+    for _ in range(count):
+        blocks.append(libc.malloc(8 * MEGABYTES))
+        ctypes.memset(blocks[-1], 1, 8 * MEGABYTES)
+        libc.malloc(64)  # lies behind the block and stays
+    for block in blocks:
+        libc.free(block)
+    return (psutil.Process().memory_info().rss - before) // MEGABYTES
+
+
+with freeing_at_once():
+    print(left())
+print(left())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc is not glibc's")
+def test_memory_freed_while_models_are_loaded_is_returned() -> None:
+    """Elsewhere a trainer on the CPU keeps it for the next step."""
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
+    done = subprocess.run([sys.executable, "-c", FREEING], env=environment, capture_output=True, text=True, check=True)
+    within, after = map(int, done.stdout.split())
+    assert within < 16 and after > 200
 
 
 def test_one_that_has_gone_by_itself_is_no_fault() -> None:

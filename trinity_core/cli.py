@@ -1,7 +1,7 @@
 """`trinity`: the commands that need no flow. `flows.cli` adds those that run one and is the console script.
 
-Nothing heavy is imported before a command runs, so that `trinity --help` answers at once. Errors that a user is meant
-to read are printed without a traceback, and the exit code is 1.
+Nothing heavy is imported before a command runs, so that `trinity --help` answers at once. Errors meant for users are
+printed without a traceback; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def version() -> None:
 
 @app.command()
 def tiny(
-    out: Annotated[Path, typer.Option(help="Folder to make `model` and `data` in.")],
+    out: Annotated[Path, typer.Option(help="Folder for `model` and `data`.")],
     seed: Annotated[int, typer.Option(help="Seed of problems and weights.")] = 42,
     size: Annotated[int, typer.Option(help="Hidden size of the model; a multiple of 32 × heads.")] = 128,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
@@ -79,7 +79,7 @@ def validate(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Check a configuration and what it names, and tell every problem at once, without starting anything.
+    """Check a configuration and what it names, and report every problem at once. Starts nothing.
 
     Exits with 2 if a run of it could not start.
     """
@@ -103,19 +103,18 @@ def plan(
     measure: Annotated[
         bool,
         typer.Option(
-            help="Run a few steps of each stage, in a folder that is removed, to tell seconds a step. Later plans know "
-            "them.",
+            help="Measure the time per step by a few steps of each stage. Later plans show it too.",
             show_default=False,
         ),
     ] = False,
 ) -> None:
     """Show what a run would do: stages, steps, memory, disk.
 
-    Exits with 2 if the configuration is not fine.
+    Exits with 2 if the configuration is refused, with 1 if the folder of its model is missing.
     """
     from trinity_core.config.findings import ConfigError
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.preflight.stage_plan import plan_json, plan_text, plans_with_pace
+    from trinity_core.runtime.preflight.stage_plan import missing_folder, plan_json, plan_text, plans_with_pace
 
     settings = with_plugins(overrides, plugin_dir)
     try:
@@ -130,6 +129,8 @@ def plan(
             measure_stages(config, settings, loaded, partial(typer.echo, err=True))
     plans = plans_with_pace(loaded)
     typer.echo(plan_json(plans) if json else plan_text(plans))
+    if missing := missing_folder(loaded):
+        raise TrinityError(missing)
 
 
 @app.command("import-verl")
@@ -144,7 +145,7 @@ def import_verl_run(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(help="Arguments of the script, or settings of veRL's as key=value.", show_default=False),
+        typer.Argument(help="Arguments of the script, or veRL settings as key=value.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write; by default the YAML is printed.")
@@ -164,7 +165,7 @@ def import_verl_run(
     if imported.left_out:
         typer.echo("\n".join(["Without a counterpart here:", *imported.left_out]), err=True)
     if problems:
-        typer.echo(f"To be put right before it runs. {problems}", err=True)
+        typer.echo(f"To be fixed before it runs. {problems}", err=True)
 
 
 @app.command()
@@ -187,8 +188,8 @@ def convert(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge LoRA adapters into their base: whole models.")] = False,
 ) -> None:
-    """Convert checkpoints to Hugging Face folders (`actor/huggingface`, LoRA adapters to `actor/lora_adapter`); what is
-    converted already is left alone."""
+    """Convert checkpoints to Hugging Face folders (`actor/huggingface`, LoRA adapters to `actor/lora_adapter`);
+    existing ones are left unchanged."""
     from trinity_core.checkpoints.convert import convert_all
 
     for folder in convert_all(checkpoint_dir, base_model_dir, merge):
@@ -205,10 +206,10 @@ def audit(
     store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Count what became of every task drawn: trained, dropped, failed or pending. Changes nothing.
+    """Count the outcome of every task drawn: trained, dropped, failed or pending. Changes nothing.
 
-    Exits with 1 if anything was lost, was trained on twice without reuse being asked for, if store, archive and
-    checkpoints contradict each other, or if no task has been drawn.
+    Exits with 1 if anything was lost or trained on twice without reuse, if store, archive and checkpoints contradict
+    each other, or if no task has been drawn.
     """
     from json import dumps
 
@@ -247,11 +248,11 @@ def log(
     level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",
     actor: Annotated[
         list[str] | None,
-        typer.Option(help="Only this actor, or those that fit: explorer, trainer_*, *engine*; may be repeated."),
+        typer.Option(help="Only actors that match: explorer, trainer_*, *engine*; may be repeated."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--once", help="Go on with what is logged, until Ctrl+C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow/--once", help="Keep printing new entries until Ctrl+C.")] = False,
 ) -> None:
-    """Print the logs of all actors of a run, going on or done, as one stream in order of time. Changes nothing."""
+    """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
     from trinity_core.layout import JobLayout
     from trinity_core.runtime.run_stores import runs_in
     from trinity_core.tracking.log_stream import LogStream, entry_filter, entry_line, stream_entries
@@ -283,7 +284,7 @@ def check_data(
 ) -> None:
     """Read all data sets as a run would: bad rows, lengths, truncation, duplicates, examples.
 
-    Changes nothing, but runs a task pipeline whose output is read and is not there yet. Exits with 1 if a run would
+    Changes nothing, except that it runs a task pipeline whose output is needed and missing. Exits with 1 if a run would
     refuse one of them.
     """
     from json import dumps
@@ -322,12 +323,12 @@ def try_environment(
         str,
         typer.Argument(help="A name, package.module:Class, folder/file.py:Class, or with --config a task set."),
     ],
-    said: Annotated[
-        list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="What the policy would say, after --actions.")
-    ] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[ACTIONS]...", help="Actions, after --actions.")] = None,
     actions: Annotated[
         bool,
-        typer.Option("--actions", help="Play what follows, one argument a turn; after --, also what begins with -."),
+        typer.Option(
+            "--actions", help="Play the following arguments, one a turn; after --, also those that begin with -."
+        ),
     ] = False,
     actions_file: Annotated[
         str | None, typer.Option(help="Actions from a file, one a line; - reads them from the terminal.")
@@ -344,7 +345,7 @@ def try_environment(
     config: Annotated[Path | None, typer.Option(help="A configuration: TARGET is one of its task sets.")] = None,
     plugin_dir: PluginDir = None,
 ) -> None:
-    """Play an environment without a model: its first observation, then what it answers to each action.
+    """Play an environment without a model: shows its first observation, then its answer to each action.
 
     The environment runs as it would in a run of env_workflow: process, limits and checks are the same. Exits with 1,
     and an error that names the environment, if it fails. For example:
@@ -357,8 +358,8 @@ def try_environment(
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.workflows.environments.trial import Trial, configured_args, json_object
 
-    if said and not actions:
-        raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(said)}")
+    if texts and not actions:
+        raise typer.BadParameter(f"actions are written after --actions: --actions {' '.join(texts)}")
     if actions and actions_file is not None:
         raise typer.BadParameter("give --actions or --actions-file, not both")
     settings: dict[str, Any] = {"environment": target}
@@ -372,15 +373,15 @@ def try_environment(
         trial.play((line.rstrip("\n") for line in sys.stdin), typer.echo)
     else:
         try:
-            lines = Path(actions_file).read_text().splitlines() if actions_file else said or []
+            lines = Path(actions_file).read_text().splitlines() if actions_file else texts or []
         except OSError as error:
             raise typer.BadParameter(f"--actions-file: {error}") from None
         trial.play(lines, typer.echo)
 
 
-tasks_app = typer.Typer(name="tasks", help="Task sets that grow while a run goes on.", no_args_is_help=True)
+tasks_app = typer.Typer(name="tasks", help="Task queues that grow during a run.", no_args_is_help=True)
 app.add_typer(tasks_app)
-TasksetName = Annotated[str | None, typer.Option("--taskset", help="The task set, where there are several queues.")]
+TasksetName = Annotated[str | None, typer.Option("--taskset", help="The task set, if there are several queues.")]
 
 
 @tasks_app.command("add")
@@ -390,7 +391,7 @@ def add_tasks(
     overrides: Overrides = None,
     taskset: TasksetName = None,
 ) -> None:
-    """Add tasks to a task set of `storage_type: queue`, before or while its run goes on. All are added, or none."""
+    """Add tasks to a task set of `storage_type: queue`, before or during its run. All are added, or none."""
     from trinity_core.data.files import read_rows
     from trinity_core.data.rejected import list_rejected
     from trinity_core.data.task_queue import read_tasks
@@ -408,7 +409,7 @@ def add_tasks(
 
 @tasks_app.command("end")
 def end_tasks(config: ConfigOption, overrides: Overrides = None, taskset: TasksetName = None) -> None:
-    """Say that no more tasks come: the explorer ends when it has taken those that are there."""
+    """Announce that no more tasks come: the explorer ends after the remaining ones."""
     queue = _queue(config, overrides, taskset)
     queue.end()
     typer.echo(f"'{queue.name}' ends after {queue.count()[0]} tasks")
@@ -416,7 +417,7 @@ def end_tasks(config: ConfigOption, overrides: Overrides = None, taskset: Taskse
 
 @tasks_app.command("count")
 def count_tasks(config: ConfigOption, overrides: Overrides = None, taskset: TasksetName = None) -> None:
-    """Print how many tasks were added so far."""
+    """Print the number of tasks added so far."""
     queue = _queue(config, overrides, taskset)
     count, ended = queue.count()
     typer.echo(f"'{queue.name}' has {count} tasks{' and has ended' if ended else ''} ({queue.path})")

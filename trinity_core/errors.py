@@ -66,9 +66,12 @@ def closest(word: str, known: Iterable[str]) -> str:
 
     One edit for every four letters is allowed, one in shorter words, none in those of fewer than three letters.
     """
-    near = [(distance(word.lower(), other.lower()), abs(len(word) - len(other)), other) for other in known]
-    edits, _, nearest = min(near, key=lambda entry: entry[:2], default=(len(word), 0, ""))
-    return nearest if len(word) > 2 and edits <= max(min(len(word), len(nearest)) // 4, 1) else ""
+    near = []
+    for other in known:
+        allowed, longer = max(min(len(word), len(other)) // 4, 1), abs(len(word) - len(other))
+        if longer <= allowed and (edits := distance(word.lower(), other.lower())) <= allowed:
+            near.append((edits, longer, other))
+    return min(near, key=lambda entry: entry[:2])[2] if near and len(word) > 2 else ""
 
 
 def distance(one: str, other: str) -> int:

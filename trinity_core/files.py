@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
 
-ROOM_SECONDS = 1200.0
-"""For somebody to free space on a full disk: less than others wait for the process that writes (`max_read_timeout`)."""
+ROOM_SECONDS, ROOM_PAUSE = 1200.0, 1.0
+"""For somebody to free space on a full disk, which is less than others wait for the process that writes
+(`max_read_timeout`); and between two attempts to write."""
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
 """In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
 
@@ -78,7 +79,7 @@ def when_room(write: Callable[[], T], target: Path | str) -> T:
 
     `write` must be repeatable; `target` is what it writes to, for people.
     """
-    return retry(write, is_full, ROOM_SECONDS, pause=1.0, notice=f"there is no room to write {target}: free some")
+    return retry(write, is_full, ROOM_SECONDS, ROOM_PAUSE, notice=f"there is no room to write {target}: free some")
 
 
 def is_full(error: BaseException | None) -> bool:

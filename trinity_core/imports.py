@@ -24,7 +24,7 @@ def lean_imports() -> Iterator[None]:
     hidden = [name for name in HIDDEN if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        _lean_transformers()
+        lean_transformers()
         yield
     finally:
         for name in hidden:
@@ -33,7 +33,7 @@ def lean_imports() -> Iterator[None]:
             gc.enable()
 
 
-def _lean_transformers() -> None:
+def lean_transformers() -> None:
     """Keep transformers from importing scikit-learn and SciPy.
 
     It uses the one for assisted generation alone (a ROC curve), the other for the losses of object detection, and

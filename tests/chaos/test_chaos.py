@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chaos.killing import ChaosRun, Kill
 
-from trinity_core.adapters import read_config
+from trinity_core.checkpoints.adapters import read_config
 from trinity_core.checkpoints.convert import convert_all
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking import read_metrics

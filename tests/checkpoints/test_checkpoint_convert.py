@@ -1,6 +1,7 @@
 """Conversion to Hugging Face: every format of shards, and what the command promises."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -10,11 +11,12 @@ from math import prod
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
@@ -107,11 +109,8 @@ LAYOUTS = {
 """Name -> ranks along each dimension of the mesh, and how each divides a tensor: by rows, by columns or not."""
 
 
-def _save_layouts(_, root):
-    """What FSDP saves in each layout, each rank's part made in turn: a group that only pretends to have other members.
-
-    In a process of its own: torch keeps the groups of a process in tables that all of them share.
-    """
+def _save_layouts(root):
+    """What FSDP saves in each layout, one rank's part after the other: other members of a group are only pretended."""
     from torch.distributed.tensor import Replicate, Shard
 
     model = tiny()
@@ -149,44 +148,36 @@ def save_dtensors(actor, tensors, mesh_shape, placements_of):
         dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def layouts(tmp_path_factory):
-    """The folder of each of `LAYOUTS`."""
-    root = tmp_path_factory.mktemp("layouts")
-    torch.multiprocessing.spawn(_save_layouts, (root,), nprocs=1)
-    return root
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_fsdp_shards(layouts, name):
-    check(convert(layouts / name / "global_step_1"), tiny())
-
-
-def _fsdp_rank(rank, world, folder, port):
-    import os
-
+def _rank_of_two(rank, root, port):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
     model = tiny()
-    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-    torch.save(model.state_dict(), folder / shard_name("model", world, rank))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    torch.save(model.state_dict(), root / "real/global_step_1/actor" / shard_name("model", 2, rank))
     dist.destroy_process_group()
+    if rank == 0:
+        _save_layouts(root)
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """A folder for each of `LAYOUTS`, and `real`, which two processes have written.
+
+    None of it in this process: torch keeps the groups of a process in tables that all of them share.
+    """
+    root = tmp_path_factory.mktemp("layouts")
+    folder_for(root / "real", 1, tiny())
+    torch.multiprocessing.spawn(_rank_of_two, (root, free_port()), nprocs=2)
+    return root
 
 
 @pytest.mark.slow
-def test_real_fsdp(tmp_path):
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    model = tiny()
-    actor = folder_for(tmp_path, 1, model)
-    torch.multiprocessing.spawn(_fsdp_rank, (2, actor, port), nprocs=2)
-    check(convert(actor.parent), model)
+@pytest.mark.parametrize("name", [*LAYOUTS, "real"])
+def test_fsdp_shards(layouts, name):
+    check(convert(layouts / name / "global_step_1"), tiny())
 
 
 def to_megatron(model, stacked, prefix=""):

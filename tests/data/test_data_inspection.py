@@ -56,8 +56,8 @@ def given(model: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def supervised(given: dict[str, Any], algorithm: str, path: Path) -> Config:
-    buffer = {"experience_buffer": {"name": "rows", "path": str(path), "format": FORM}}
+def supervised(given: dict[str, Any], algorithm: str, path: Path, form: dict[str, Any] = FORM) -> Config:
+    buffer = {"experience_buffer": {"name": "rows", "path": str(path), "format": form}}
     changed = {"mode": "train", "algorithm": {"algorithm_type": algorithm}}
     return config_from_dict(given | changed | {"buffer": {"train_batch_size": 2, "trainer_input": buffer}})
 
@@ -141,6 +141,16 @@ def test_columns_that_nothing_reads_are_named(given: dict[str, Any], tmp_path: P
     write_jsonl(tmp_path / "answers.jsonl", [{"question": "1+1?", "answer": "2", "id": 7, "source": "x"}] * 2)
     [answers] = inspect(supervised(given, "sft", tmp_path / "answers.jsonl"))
     assert answers.spare == ["id", "source"] and "not read: id, source" in report_text(answers, False)
+
+
+@pytest.mark.parametrize("every_turn", [False, True])
+def test_earlier_answers_without_a_loss_are_told(given: dict[str, Any], tmp_path: Path, every_turn: bool) -> None:
+    turns = [{"role": role, "content": "1+1?"} for role in ("user", "assistant", "user", "assistant")]
+    write_jsonl(tmp_path / "talks.jsonl", [{"messages": turns}])
+    form = {"prompt_type": "messages", "enable_concatenated_multi_turn": every_turn}
+    [answers] = inspect(supervised(given, "sft", tmp_path / "talks.jsonl", form))
+    assert answers.unlearned is not every_turn and answers.rows == 1
+    assert ("enable_concatenated_multi_turn" in report_text(answers, False)) is not every_turn
 
 
 READ = {"prompt", "response", "messages", "chosen", "rejected", "input", "instruction"}

@@ -272,7 +272,7 @@ def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monke
     """The run ends with an error, or completes on the rewards."""
     monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
     short = config.with_values({f"{VERDICTS}.timeout": 1.0})
-    with pytest.raises(TrinityError, match="nobody gave a verdict within 1 s"):
+    with pytest.raises(TrinityError, match="within 1 s"):
         asking(short)()
     state = asking(short.with_values({f"{VERDICTS}.on_timeout": "continue"}))(return_state=True)
     assert state.is_completed()

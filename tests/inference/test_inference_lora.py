@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from trinity_core.adapters import A, B, adapter_config, merge, write_adapter
+from trinity_core.checkpoints.adapters import A, B, adapter_config, merge, write_adapter
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference.in_process import InProcessEngine

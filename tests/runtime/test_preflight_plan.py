@@ -179,3 +179,16 @@ def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):
     told = CliRunner().invoke(app, ["plan", "--config", str(path)])
     assert told.exit_code == 2
     assert "mode" in told.stderr
+
+
+def test_a_plan_without_its_model_is_no_success(tmp_path, tiny_folder, monkeypatch):
+    model = f"./{tiny_folder.name}"
+    tree = {"model": {"model_path": model, "max_model_len": 64}, "buffer": {"batch_size": 4, "total_steps": 6}}
+    tree["buffer"]["explorer_input"] = {"taskset": {"path": "tasks", "default_workflow_type": "math_workflow"}}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    for folder, code in ((tiny_folder.parent, 0), (tmp_path, 1)):
+        monkeypatch.chdir(folder)
+        told = CliRunner().invoke(app, ["plan", "--config", str(path)])
+        assert told.exit_code == code and "4 tasks" in told.stdout, told.output
+    assert model.removeprefix("./") in str(told.exception)

@@ -28,7 +28,7 @@ from trinity_core.sync.memory import memory_root
 from trinity_core.sync.versions import open_versions
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.writers import RunOutcome
-from trinity_core.training import TrainerWorker
+from trinity_core.training.worker import TrainerWorker
 
 
 class WithoutRay(Cluster):

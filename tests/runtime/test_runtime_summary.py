@@ -66,7 +66,7 @@ def test_the_text_says_why_each_part_has_ended() -> None:
     folders = dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
     summary = {"project": "p", "name": "n", "step": 9, "scores": {}, "results": {"explore": explore}, **folders}
     assert summary_text(summary).splitlines()[-2:] == [
-        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 rows left that nobody trains on",
+        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 untrained rows left",
         "           8 experiences dropped by reward_filter",
     ]
 

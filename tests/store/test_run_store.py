@@ -10,12 +10,13 @@ from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.config import Config, config_from_dict, store_url
+from trinity_core.config.paths import STORE_BACKENDS
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.stage import resume_step
 from trinity_core.store.database import namespaces
-from trinity_core.store.run_store import identify, open_run_store
+from trinity_core.store.run_store import identify, is_own_file, open_run_store
 from trinity_core.store.store import ExperienceStore
 
 PARTS = {"explore", "train"}
@@ -140,6 +141,13 @@ def test_copied_run_goes_on_by_itself(tmp_path: Path) -> None:
         assert store.put("explorer", 4, {}, make_rows(2), 3)
     assert identify(copy).id != identify(original).id
     assert explored(copy) == 4 and explored(original) == 3
+
+
+def test_file_of_another_backend_is_copied_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STORE_BACKENDS, "durable", STORE_BACKENDS["sqlite"])
+    assert is_own_file(f"durable:///{JobLayout(tmp_path).buffer}/store.db", tmp_path)
+    assert not is_own_file(f"durable:///{tmp_path}/store.db", tmp_path)
+    assert not is_own_file("postgresql://user@host/database", tmp_path)
 
 
 def test_copied_run_does_not_write_the_originals_store(tmp_path: Path, shared: str) -> None:

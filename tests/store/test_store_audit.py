@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import typer
+from commands import called
 from sqlalchemy import NullPool, create_engine
 from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
-from trinity_core.cli import audit
+from trinity_core.cli import audit, main
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import hold, release
@@ -358,9 +358,8 @@ def test_damage_to_archive_and_checkpoints_is_found(run: Run) -> None:
 
 
 def test_the_command_reports_and_exits_honestly(run: Run) -> None:
-    def trinity(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "trinity_core.cli", "audit", *store, "--checkpoint-dir", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    def trinity(*arguments: str) -> CompletedProcess[str]:
+        return called(main, "audit", *store, "--checkpoint-dir", *arguments)
 
     store = [word for url in run.elsewhere.values() for word in ("--store", url)]
     folder = str(run.layout.root)

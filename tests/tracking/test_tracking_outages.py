@@ -13,6 +13,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+import sqlalchemy.sql
 from mlflow_store import mlflow_client
 from ports import free_port
 from test_tracking_forwarder import Recorder
@@ -68,8 +69,12 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_metrics_wait_for_a_locked_store(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another process holds MLflow's database for longer than MLflow waits for it."""
+def test_metrics_wait_for_a_locked_store(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process holds MLflow's database for longer than MLflow waits for it: 20 s, here 0.2 s."""
+    text = sqlalchemy.sql.text
+    monkeypatch.setattr(sqlalchemy.sql, "text", lambda sql: text(sql.replace("20000", "200")))
     info = RunInfo("p", "n", root / "p" / "n")
     thread = ForwarderThread(Forwarder(info.job_dir, open_writer("mlflow", info, root)), seconds=0.1)
     command = [sys.executable, "-c", LOCKING, str(root / "mlflow.db")]

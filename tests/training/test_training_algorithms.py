@@ -10,7 +10,7 @@ from batches import make_batch
 from trinity_core.data.experience import to_bytes
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.runtime.run import train
-from trinity_core.training import TrainerWorker
+from trinity_core.training.worker import TrainerWorker
 
 pytestmark = pytest.mark.slow
 STEPS = 4

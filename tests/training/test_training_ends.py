@@ -18,7 +18,7 @@ from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import WeightSource
 from trinity_core.runtime.run import train
-from trinity_core.training import TrainerWorker
+from trinity_core.training.worker import TrainerWorker
 from trinity_core.workflows.rollout_model import Completion
 
 pytestmark = pytest.mark.slow

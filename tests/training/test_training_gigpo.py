@@ -18,7 +18,8 @@ from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
 from trinity_core.runtime.run import train
-from trinity_core.training import TrainerWorker, learner
+from trinity_core.training import learner
+from trinity_core.training.worker import TrainerWorker
 from trinity_core.workflows import ENVIRONMENTS, run_workflow
 
 pytestmark = pytest.mark.slow

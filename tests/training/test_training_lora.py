@@ -12,7 +12,7 @@ import torch
 from batches import make_batch
 from safetensors.torch import load_file, save_file
 
-from trinity_core.adapters import A, differences, merge, merged_weight
+from trinity_core.checkpoints.adapters import A, differences, merge, merged_weight
 from trinity_core.checkpoints.convert import convert
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError

@@ -13,7 +13,7 @@ from batches import make_batch
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.runtime.run import train
-from trinity_core.training import TrainerWorker
+from trinity_core.training.worker import TrainerWorker
 
 pytestmark = pytest.mark.slow
 PART = "global_step_4/actor/{}_world_size_1_rank_0.pt"

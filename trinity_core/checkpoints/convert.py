@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core import adapters
-from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.shards import load_shard, shard_files
@@ -30,6 +29,7 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
+from trinity_core.imports import lean_transformers
 from trinity_core.layout import ADAPTER, MANIFEST, step_of
 from trinity_core.weights_digest import model_folder, weight_files
 
@@ -251,6 +251,8 @@ def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path
 def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> None:
     """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
     import torch
+
+    lean_transformers()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

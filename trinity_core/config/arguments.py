@@ -1,4 +1,4 @@
-"""What a configuration names, and the arguments that it gives: checked and typed by the registries.
+"""Checks and types, by the registries, the parts that a configuration names and their arguments.
 
 Here for the parts of the algorithm and for the monitor; `trinity_core.pipelines.checks` does the same, by `fitting`,
 for workflows, rewards and operators.
@@ -94,7 +94,7 @@ def _strategy(config: Config, registry: Registry[Any]) -> type[BaseModel] | None
 
 
 def _monitor_args(config: Config, report: Report) -> dict[str, Any]:
-    """What belongs to another monitor may stay: it has no effect, and a notice says so."""
+    """Arguments of another monitor may stay: they have no effect, and a notice says so."""
     name, args, key = config.monitor.monitor_type, config.monitor.monitor_args, "monitor.monitor_args"
     monitors, own = registry_of(MONITOR), monitor_arguments(name)
     known = [argument for monitor in monitors for argument in monitor_arguments(monitor)]

@@ -1,4 +1,5 @@
-"""What can be said about each setting, read from the models: for messages, the reference page and generated tests."""
+"""Describes each setting from the models: type, bounds, default and doc, for messages, the reference page and generated
+tests."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ class Type:
     @property
     def section(self) -> type[BaseModel] | None:
         """The model of a section, of the entries of a list of sections, or of those of sections by name."""
-        found = self.entry.plain if self.entry else self.plain
-        return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+        candidate = self.entry.plain if self.entry else self.plain
+        return candidate if isinstance(candidate, type) and issubclass(candidate, BaseModel) else None
 
     @property
     def entry(self) -> Type | None:
@@ -184,8 +185,8 @@ def setting_at(key: str) -> Setting:
 def homes_of(name: str) -> tuple[str, ...]:
     """The keys of that name outside of lists, of stages and of veRL's configuration."""
     plain = ((key, section) for key, section in sections() if "[" not in key and ".NAME" not in key)
-    found = [f"{key}.{name}".lstrip(".") for key, section in plain if name in section.model_fields]
-    return tuple(key for key in found if not key.startswith("trainer.trainer_config."))
+    keys = [f"{key}.{name}".lstrip(".") for key, section in plain if name in section.model_fields]
+    return tuple(key for key in keys if not key.startswith("trainer.trainer_config."))
 
 
 def _setting(cls: type[BaseModel], name: str) -> Setting:

@@ -1,4 +1,4 @@
-"""What is found about a configuration: errors, warnings and notices, each with a code and its file and line."""
+"""Findings about a configuration: errors, warnings and notices, each with a code, a file and a line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SourceLocation:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to say about a configuration, whoever found it."""
+    """One error, warning or notice about a configuration."""
 
     key: str
     """Dotted key path, such as `buffer.explorer_input.eval_tasksets[0].path`; empty for the whole file."""
@@ -65,7 +65,7 @@ class Finding:
     message: str
     """What is wrong and what would be right."""
     rests_on: tuple[str, ...] = ()
-    """Other settings that were read. Where one of them is wrong itself, the finding is not reported."""
+    """Other settings that the finding depends on. If one of them is wrong itself, the finding is not reported."""
     suggestion: str = ""
     """The key or choice that was probably meant."""
     severity: Severity = "error"
@@ -114,7 +114,7 @@ class Report:
         self.problems: list[Finding] = []
 
     def add(self, finding: Finding) -> None:
-        """Note a finding with its place, once."""
+        """Add a finding with its place, once."""
         key, place = self._locate(finding.key)
         value = finding.value
         if isinstance(value, str) and len(value) > LONGEST:
@@ -124,7 +124,7 @@ class Report:
             self.problems.append(located)
 
     def extend(self, findings: Iterable[Finding]) -> None:
-        """Note findings that do not follow from what is reported already."""
+        """Add findings that do not follow from problems already reported."""
         for finding in findings:
             if not self.touched((finding.key, *finding.rests_on)):
                 self.add(finding)
@@ -135,9 +135,11 @@ class Report:
         return any(self._locate(key)[0] in reported for key in keys)
 
     def forget(self, key: str) -> None:
-        """Drop the problems of a key that has no effect, and of those below it. That it is given twice stays one."""
+        """Drop the problems of a key without effect and of keys below it, except that it is given twice."""
         stays = ("duplicate-key", "recursive")
-        self.problems = [each for each in self.problems if each.code in stays or not is_within(each.key, key)]
+        self.problems = [
+            problem for problem in self.problems if problem.code in stays or not is_within(problem.key, key)
+        ]
 
     def check(self) -> None:
         """Raise ConfigError if there are problems."""

@@ -69,8 +69,8 @@ def json_schema() -> Schema:
     """The JSON Schema (draft 2020-12) of a configuration file."""
     plain = Config.model_json_schema(schema_generator=_Generate)
     models = {cls.__name__: cls for _, cls in sections()}
-    found = plain.pop("$defs") | {Config.__name__: plain}
-    defs = {name: _section(models[name], schema, found) for name, schema in sorted(found.items())}
+    definitions = plain.pop("$defs") | {Config.__name__: plain}
+    defs = {name: _section(models[name], schema, definitions) for name, schema in sorted(definitions.items())}
     whole = defs.pop(Config.__name__)
     stage = defs[StageConfig.__name__]["properties"]
     for name in whole["properties"].keys() & stage.keys():  # a stage has the sections of a configuration
@@ -154,8 +154,8 @@ def _inlined(schema: Schema) -> Schema:
             return [put_in(each) for each in value]
         if not isinstance(value, dict):
             return value
-        found = defs.get(str(value.get("$ref", "")).rpartition("/")[2])
-        return put_in(found) if found else {name: put_in(each) for name, each in value.items()}
+        section = defs.get(str(value.get("$ref", "")).rpartition("/")[2])
+        return put_in(section) if section else {name: put_in(each) for name, each in value.items()}
 
     inlined: Schema = put_in(schema)
     return inlined

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trinity_core.files import expanded
 Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
 Check = Callable[[Config, Report], Config]
-"""Reports mistakes that this package cannot know of; returns the configuration with what it has typed."""
+"""Reports problems that other packages find; returns the configuration with typed arguments."""
 
 
 def load_config(
@@ -36,9 +37,9 @@ def load_config(
 ) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
-    configuration of each stage. Without `load_plugins` no code of the user's runs: a part of the algorithm that is not
-    built in is then trusted to come with `plugin_dir`. Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` if that is given, `check` with the
+    configuration of each stage. Without `load_plugins` no user code runs, and a part of the algorithm that is not built
+    in is assumed to come with `plugin_dir`. Raises ConfigError with every problem found.
     """
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
@@ -120,8 +121,8 @@ def _load(
 
 
 def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
-    """The tree in this schema's words, without `${…}`, and notices; sections above as the `stage` of that index sees
-    them."""
+    """The tree in this schema's keys with `${…}` replaced, and notices; with `stage`, sections above as that stage
+    inherits them."""
     tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
     _include_trainer_files(tree, report)
     tree, notices = native(tree, report)
@@ -217,7 +218,7 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
     def replaced(node: Any, within: int | None, key: str = "") -> Any:
         own = stages[within] if within is not None and isinstance(stages[within], dict) else {}
         seen = merge(tree, {name: value for name, value in own.items() if value is not None}, WHOLE)
-        return _replaced(node, seen, _container(seen, defaults()), key, report)
+        return _replaced(node, seen, cache(lambda: _container(seen, defaults())), key, report)
 
     result: Tree = replaced(above, stage)
     if stages:
@@ -268,10 +269,11 @@ def _parsable(node: Any, key: str, report: Report) -> Any:
     return node
 
 
-def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> Any:
-    """`node` with its interpolations taken from `resolved`, the OmegaConf container of the tree `seen` at that place.
+def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, report: Report) -> Any:
+    """`node` with its interpolations taken from `resolved()`, the OmegaConf container of the tree `seen` at that place.
 
-    A value other than the one in `seen` is overridden there, so that nobody asks for it: it becomes None.
+    The container takes 50 ms to make, so it is made only for references to other keys. A value that differs from the
+    one in `seen` is overridden and never read: it becomes None.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -281,13 +283,15 @@ def _replaced(node: Any, seen: Any, resolved: Any, key: str, report: Report) -> 
         is_here = name in seen if isinstance(seen, dict) else isinstance(name, int) and name < len(seen)
         inner = seen[name] if is_here else None
         if isinstance(value, dict | list):
-            return _replaced(value, inner, resolved[name], path, report) if type(inner) is type(value) else None
+            same = type(inner) is type(value)
+            return _replaced(value, inner, lambda: resolved()[name], path, report) if same else None
         if not isinstance(value, str) or "${" not in value:
             return value
         if inner != value:
             return None
         try:
-            other = resolved[name]
+            alone = value.count("${") == value.count("${oc.env:")
+            other = OmegaConf.create([value])[0] if alone else resolved()[name]
             return OmegaConf.to_container(other, resolve=True) if OmegaConf.is_config(other) else other
         except OmegaConfBaseException as error:
             report.add(Finding(path, value, "unresolved", _reason(first_line(error))))

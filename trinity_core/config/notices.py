@@ -195,11 +195,13 @@ def _rows(config: Config) -> dict[str, bool]:
 
 def _repeats(config: Config) -> Iterator[Finding]:
     algorithm = config.algorithm
-    given = config.written("algorithm.repeat_times")
+    configured = config.written("algorithm.repeat_times")
     known = ALGORITHMS[algorithm.algorithm_type]
-    if given is None or known.uses_rollouts or given == algorithm.repeat_times:
+    if configured is None or known.uses_rollouts or configured == algorithm.repeat_times:
         return
-    message = f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."
+    message = (
+        f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {configured} given is not used."
+    )
     yield _notice("algorithm.repeat_times", "changed", message)
 
 
@@ -210,7 +212,7 @@ def _bypasses_in_vain(config: Config) -> bool:
 
 
 def _clips(config: Config) -> Iterator[Finding]:
-    """Clips that are given and never act: with one update a batch every ratio is 1.
+    """Clips without effect: with one update a batch every ratio is 1.
 
     A ratio to the policy that sampled, by the loss or by `bypass`, differs from 1 all the same.
     """
@@ -238,7 +240,7 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """`math_workflow` asks and scores otherwise elsewhere; naming its reward function says that this is known."""
+    """Trinity-RFT's `math_workflow` prompts and scores differently; naming its reward function silences the notice."""
     names = ("math_workflow", "async_math_workflow")
     if config.mode not in ("both", "explore") or not any(name in _named(config.written("buffer")) for name in names):
         return

@@ -132,10 +132,13 @@ def reads_output(config: Config, taskset: TasksetConfig) -> bool:
     pipeline = config.data_processor.task_pipeline
     if pipeline is None or taskset.storage_type == "queue":
         return False
-    given = config.buffer.explorer_input
-    if any(not each.path and each.storage_type != "queue" for each in (*given.tasksets, *given.eval_tasksets)):
+    explorer_input = config.buffer.explorer_input
+    if any(
+        not each.path and each.storage_type != "queue"
+        for each in (*explorer_input.tasksets, *explorer_input.eval_tasksets)
+    ):
         return not taskset.path
-    return taskset in given.tasksets and not other_paths(config, taskset)
+    return taskset in explorer_input.tasksets and not other_paths(config, taskset)
 
 
 def other_paths(config: Config, taskset: TasksetConfig) -> list[str]:
@@ -147,8 +150,12 @@ def other_paths(config: Config, taskset: TasksetConfig) -> list[str]:
 
 def uses_pipeline(config: Config) -> bool:
     """Whether this run has a task set that reads the output."""
-    given = config.buffer.explorer_input
-    asked = (*given.tasksets, *given.eval_tasksets) if config.mode in ("both", "explore") else given.eval_tasksets
+    explorer_input = config.buffer.explorer_input
+    asked = (
+        (*explorer_input.tasksets, *explorer_input.eval_tasksets)
+        if config.mode in ("both", "explore")
+        else explorer_input.eval_tasksets
+    )
     return config.mode != "train" and any(reads_output(config, taskset) for taskset in asked)
 
 
@@ -165,5 +172,5 @@ def output_root(config: Config) -> Path:
     """The folder of the pipeline's data sets."""
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
-    given = pipeline.output.path
-    return expanded(given).absolute() if given else config.job_dir.parent / "curated_tasks"
+    path = pipeline.output.path
+    return expanded(path).absolute() if path else config.job_dir.parent / "curated_tasks"

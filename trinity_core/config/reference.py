@@ -82,8 +82,8 @@ unknown key, for your own parts in `plugin_dir` too.
 sets what it is called here. A key without effect is accepted, and a notice says why: what it asks for is so in any
 case, or it concerns a backend that is not used here. What cannot be had is refused, with the reason and what to write.
 `trainer.trainer_config` takes a veRL trainer configuration, also a whole generated one; a key on this page wins where
-both are given. `trinity_core/config/foreign` has the verdict on each key.
-`trinity import-verl` turns a whole veRL script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
+both are given. `trinity_core/config/foreign` has the verdict on each key. `trinity import-verl` turns a whole veRL
+script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
 """
 
 
@@ -95,19 +95,19 @@ def page() -> str:
 def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[str]:
     """Heading, doc and table of a section, then the sections below it that are not `shown` yet."""
     shown[cls] = key
-    found = settings(cls)
+    listed = settings(cls)
     below = {
         setting.name: (f"{key}.{setting.name}" if key else setting.name) + _entry(setting)
-        for setting in found
+        for setting in listed
         if setting.section is not None
     }
     lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-    lines += [_row(setting, shown) for setting in found]
+    lines += [_row(setting, shown) for setting in listed]
     if key.startswith("trainer.trainer_config."):
         lines += [f"| `{name}` |  |  | {text} |" for name, text, native in accepted_keys(cls) if native]
     lines += [""]
-    for setting in found:
+    for setting in listed:
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
     return lines

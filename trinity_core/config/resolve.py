@@ -95,16 +95,20 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
     rule, longest = update.get("loss_agg_mode", algorithm.loss_agg_mode), model.max_response_tokens
     if rule == "seq-mean-token-sum-norm" and longest is not None:
         # Token sums are divided by the longest response allowed, the same for every batch.
-        given = update.get("loss_agg_mode_args", algorithm.loss_agg_mode_args)
-        update["loss_agg_mode_args"] = {"normalizer": longest, **given}
+        mode_args = update.get("loss_agg_mode_args", algorithm.loss_agg_mode_args)
+        update["loss_agg_mode_args"] = {"normalizer": longest, **mode_args}
     frozen = {name: FrozenDict(value) if isinstance(value, dict) else value for name, value in update.items()}
     return algorithm.model_copy(update=frozen)
 
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
     """Rollouts of a task in training: of the task set that asks for most of them."""
-    given = buffer.explorer_input
-    training = given.tasksets if given.taskset is None else (given.taskset, *given.tasksets)
+    explorer_input = buffer.explorer_input
+    training = (
+        explorer_input.tasksets
+        if explorer_input.taskset is None
+        else (explorer_input.taskset, *explorer_input.tasksets)
+    )
     usual = algorithm.repeat_times or 1
     return max((taskset.repeat_times or usual for taskset in training), default=usual)
 
@@ -184,10 +188,14 @@ def _drawn_by(algorithm: AlgorithmConfig) -> str:
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
     """One list of training task sets; in each task set the defaults of what surrounds it."""
-    given = buffer.explorer_input
-    workflow = given.default_workflow_type or buffer.default_workflow_type or DEFAULT_WORKFLOW
-    reward = given.default_reward_fn_type or buffer.default_reward_fn_type
-    training = given.tasksets if given.taskset is None else (given.taskset, *given.tasksets)
+    explorer_input = buffer.explorer_input
+    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type or DEFAULT_WORKFLOW
+    reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
+    training = (
+        explorer_input.tasksets
+        if explorer_input.taskset is None
+        else (explorer_input.taskset, *explorer_input.tasksets)
+    )
 
     def sample_step(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         return tuple(
@@ -208,11 +216,11 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
             for index, taskset in enumerate(tasksets)
         )
 
-    return given.model_copy(
+    return explorer_input.model_copy(
         update={
             "taskset": None,
             "tasksets": sample_step(training, "taskset", algorithm.repeat_times),
-            "eval_tasksets": sample_step(given.eval_tasksets, "eval", 1),
+            "eval_tasksets": sample_step(explorer_input.eval_tasksets, "eval", 1),
         }
     )
 
@@ -270,6 +278,6 @@ def tool_call_rows(form: FormatConfig, workflow: str, workflow_args: Mapping[str
     """
     if workflow != "toolcall_workflow" or workflow_args.get("tools"):
         return form
-    given = form.model_fields_set
-    defaults = CALLS if PROMPT & given else {**CALLS, **CONVERSATION}
-    return form.model_copy(update={key: value for key, value in defaults.items() if key not in given})
+    written = form.model_fields_set
+    defaults = CALLS if PROMPT & written else {**CALLS, **CONVERSATION}
+    return form.model_copy(update={key: value for key, value in defaults.items() if key not in written})

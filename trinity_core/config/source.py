@@ -49,14 +49,14 @@ class YamlSource:
     """True if some text holds an interpolation, `${…}`."""
 
     def valid_tree(self) -> Tree:
-        """The tree of a file that is only looked at. Raises ConfigError unless each of its keys has one value."""
+        """The tree of a file, for inspection only. Raises ConfigError unless each of its keys has one value."""
         if problems := [problem for problem in self.problems if problem.code != "missing"]:
             raise ConfigError(problems)
         return self.tree
 
 
 def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
-    """Read a YAML file of a section. Raises ConfigError where it is missing, is no YAML, or has no keys."""
+    """Read a YAML file. Raises ConfigError if it is missing, is no YAML, or has no keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -313,7 +313,9 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
     source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
     # A key that the file gives twice stays wrong whatever is laid on it.
-    stays = [each for each in source.problems if each.code == "duplicate-key" or not is_within(each.key, key)]
+    stays = [
+        problem for problem in source.problems if problem.code == "duplicate-key" or not is_within(problem.key, key)
+    ]
     source.problems = stays + new.problems
     source.refers |= new.refers
 

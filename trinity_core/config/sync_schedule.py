@@ -4,9 +4,9 @@ Words: *version* n is the weights after trainer step n, 0 the initial ones. Step
 offset 1 the explorer goes `1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
 
 Two properties, both tested, exclude deadlocks in fixed style: the explorer never waits for a version that needs a batch
-of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
-published (`publishes_after(required_version(e))`). In the other styles an explorer waits only where a `StalenessBound`
-is given; `tests/sync/test_sync_interleavings.py` enumerates what may happen then.
+of a step it has not explored yet (`required_version(e) <= e - 1`), and every version it waits for is published
+(`publishes_after(required_version(e))`). In the other styles an explorer waits only where a `StalenessBound` is given;
+`tests/sync/test_sync_interleavings.py` enumerates what may happen then.
 """
 
 from __future__ import annotations

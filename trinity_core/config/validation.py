@@ -1,4 +1,5 @@
-"""pydantic's verdict on a tree of plain values, as problems with file, line, key, value, message and suggestion.
+"""Validates a tree of plain values by pydantic; errors become problems with file, line, key, value, message and
+suggestion.
 
 Nothing here is raised: a value that does not fit is reported and its setting keeps the default, so that all problems of
 a configuration are found at once.
@@ -77,11 +78,11 @@ def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
 
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    found = type_of(hint)
-    exact: Any = EXACT.get(found.plain) if isinstance(found.plain, type) else None
+    taken = type_of(hint)
+    exact: Any = EXACT.get(taken.plain) if isinstance(taken.plain, type) else None
     if exact is not None:
-        hint = Annotated[(exact, *found.extras)] if found.extras else exact
-        hint = hint | None if found.optional else hint
+        hint = Annotated[(exact, *taken.extras)] if taken.extras else exact
+        hint = hint | None if taken.optional else hint
     return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
 
 

@@ -171,6 +171,18 @@ def _describe(report: DataSetReport, given: TasksetConfig | ExperienceBufferConf
     if report.use in ("demonstrations", "preferences"):
         form = FormatConfig.model_validate(report.guess) if report.guess else given.format
         report.spare = spare_columns(rows, form, report.use == "preferences")
+    if report.use == "demonstrations":
+        report.unlearned = any(_has_unlearned_answers(row, form) for row in rows)
+
+
+def _has_unlearned_answers(row: Row, form: FormatConfig) -> bool:
+    """True if a conversation has answers before its last one, and the loss is on that alone."""
+    try:
+        conversation = formats.demonstration(row, form)
+    except DataError:
+        return False  # a rejected row, which the report lists
+    roles = [message["role"] for message in conversation.messages]
+    return not conversation.every_turn and roles.count("assistant") > 1
 
 
 def _are_told_whole(given: TasksetConfig | ExperienceBufferConfig) -> bool:

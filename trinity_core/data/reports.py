@@ -92,6 +92,8 @@ class DataSetReport:
     """Where no `format` is given: the keys of one by which the first rows can be read, if it is not the default one."""
     spare: list[str] = field(default_factory=list)
     """Columns that nothing reads; of tasks any column may be read by their workflow."""
+    unlearned: bool = False
+    """True if the first rows have earlier answers, which carry no loss."""
     examples: list[ShownRow] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
     """Digests of the prompts' tokens."""
@@ -105,6 +107,7 @@ class DataSetReport:
             "lengths": {each.what: _lengths_json(each) for each in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
             "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
+            "unlearned_answers": self.unlearned,
             "examples": [
                 {"row": str(one.location), "text": "".join(text for text, _ in one.spans), "tokens": one.tokens,
                  "loss_mask": one.mask}
@@ -145,6 +148,8 @@ def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
         yield f"  no format is given; by its columns this one fits:  format: {{{visible(keys)}}}"
     if report.spare:
         yield f"  not read: {visible(', '.join(report.spare))}"
+    if report.unlearned:
+        yield "  only last answers carry loss; format.enable_concatenated_multi_turn: true adds the earlier ones"
     if report.problem:
         yield f"  {RED if colour else ''}unusable: {visible(report.problem)}{PLAIN if colour else ''}"
     yield f"  rows        {report.rows:,} usable, {len(report.rejected):,} rejected"

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from trinity_core.adapters import is_adapter
+from trinity_core.checkpoints.adapters import is_adapter
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference import vllm_types
 from trinity_core.inference.remote import present_options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinity_core.adapters import linear_names
+from trinity_core.checkpoints.adapters import linear_names
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.errors import TrinityError
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trinity_core.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_config, read_tensors, scaling
+from trinity_core.checkpoints.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_config, read_tensors, scaling
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest

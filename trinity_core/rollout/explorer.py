@@ -1,7 +1,7 @@
 """The explorer: takes tasks, lets the engines answer them, scores the answers and stores the rollouts, step by step.
 
 The loop over its verbs is `trinity_core.runtime.run.explore`. The explorer holds no model. Its progress is in the
-store, so it may die at any moment and resume: the rows of a step and the position after it are one transaction.
+store: the rows of a step and the position after it are one transaction, so it may die at any moment and resume.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Explorer:
         self.version: int | None = None
         """The version that the engines hold; None if they have loaded none of this lineage."""
         self._untouched = True
-        """Whether the engines still hold the weights they started with, which are version 0."""
+        """True while the engines hold the weights they started with (version 0)."""
         self._engines, self._auxiliary = engines, auxiliary
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
@@ -85,7 +85,7 @@ class Explorer:
         self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
-        """What engines and verifiers had done when a wait for rollouts began."""
+        """Work of engines and verifiers at the beginning of a wait for rollouts."""
 
     # ---- what others call ----
 
@@ -99,10 +99,9 @@ class Explorer:
     async def run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         """Explore by `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; a summary.
 
-        The loop starts over when the trainer went back to a checkpoint, and ends when the trainer has finished, because
-        nobody would train on what comes after that. Raises `TrinityError` if all tasks of a step fail,
-        `WeightSyncError` if an engine does not hold the trainer's weights, `TransientFault` if engines or trainer are
-        lost.
+        The loop starts over when the trainer goes back to a checkpoint, and ends when the trainer has finished, because
+        later rollouts would not be trained on. Raises `TrinityError` if all tasks of a step fail, `WeightSyncError` if
+        an engine does not hold the trainer's weights, `TransientFault` if engines or trainer are lost.
         """
         with Logged(f"exploring by {self.name}", log):
             return await self._run(loop)
@@ -126,8 +125,8 @@ class Explorer:
         return await asyncio.to_thread(self._end)
 
     def _end(self) -> dict[str, Any]:
-        """The summary: also why the explorer ends, how many experiences each operator dropped, and how many of its rows
-        nobody trains on (None: not known yet)."""
+        """The summary: why the explorer ends, how many experiences each operator dropped, and how many of its rows stay
+        untrained (None: not known yet)."""
         store, trainer = self._open.store, self._open.store.trainer()
         if self._is_done:
             ended = "finished"
@@ -146,7 +145,7 @@ class Explorer:
         }  # fmt: skip
 
     async def evaluate(self, version: int = 0, path: str | None = None) -> dict[str, float]:
-        """Score `version` on every eval set, write the scores down and return them: metric name -> value.
+        """Score `version` on every eval set, record the scores and return them: metric name -> value.
 
         With `path`, its weights are those of that Hugging Face folder; without, a published version, or (version 0)
         what the engines started with.
@@ -192,7 +191,7 @@ class Explorer:
     def is_synchronous(self) -> bool:
         """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it).
 
-        A synchronous run resumes exactly, so its steps depend on nothing but their tasks and weights.
+        A synchronous run resumes exactly, so its steps depend only on their tasks and weights.
         """
         return self.config.is_synchronous
 
@@ -206,10 +205,8 @@ class Explorer:
             yield self._step + 1
 
     async def version_due(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is synchronous. Waits for it, for tasks of queues, and where the
-        trainer shares the GPU, for that.
-
-        None after `stop`, if the trainer has finished, and if a queue has ended.
+        """The version that `step` uses if the explorer is synchronous. Waits for the version, for tasks of queues, and
+        for the GPU if the trainer shares it. None after `stop`, if the trainer has finished, and if a queue has ended.
         """
         version = await self.wait_for(self.due_version(step))
         version = version if version is None else await self._arrival(version)
@@ -222,7 +219,7 @@ class Explorer:
         return version
 
     async def newest_version(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
+        """The version that `step` uses if the explorer is asynchronous: the newest one, checked every few steps.
 
         Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
         are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
@@ -250,12 +247,12 @@ class Explorer:
             await self._turn.end(self._open.pool)
             await asyncio.to_thread(self._open.store.waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
-        found = await self._waited(wait)
+        loadable = await self._waited(wait)
         if wait.went_back:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
-        if found is not None and found > version and self.is_synchronous:
-            log.warning(NEWER_THAN_DUE, self._step + 1, found, version)
-        return found
+        if loadable is not None and loadable > version and self.is_synchronous:
+            log.warning(NEWER_THAN_DUE, self._step + 1, loadable, version)
+        return loadable
 
     async def load(self, version: int) -> None:
         """Load `version` into all engines, each of which then passes the weight check; nothing if they hold it."""
@@ -312,10 +309,10 @@ class Explorer:
             await resources.pool.reset_prefix_cache()
         rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
         answering = sample_step(self._steps, self._open.operators, step, self.version or 0, rounds, self._failures)
-        found = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
-        outcomes, experiences, dropped = found.outcomes, found.experiences, found.dropped
+        sampled = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
+        outcomes, experiences, dropped = sampled.outcomes, sampled.experiences, sampled.dropped
         generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
-        self._records.set_seconds(generate=generate, reward=reward, operators=found.operator_seconds)
+        self._records.set_seconds(generate=generate, reward=reward, operators=sampled.operator_seconds)
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
@@ -327,8 +324,8 @@ class Explorer:
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.
 
-        The position holds the metrics too: `_start_over` writes them if this process ends before it does.
-        A synchronous explorer also says which version it waits for next, so that the trainer need not wait for more.
+        The position holds the metrics too: `_start_over` writes them if this process ends before it does. A synchronous
+        explorer also records which version it needs next, so that the trainer does not wait for more rows.
         """
         store, step = self._open.store, rollouts.step
         numbers = self._records.numbers(rollouts, self._open.pool.restarts)
@@ -419,9 +416,8 @@ class Explorer:
         return self._stopping
 
     def _holds_start(self, version: int) -> bool:
-        """Whether the engines have had `version` from the start, so that no trainer need be waited for.
-
-        Not if there is a checkpoint: the trainer goes on from its weights, and publishes them when it is back.
+        """True if the engines started with `version`, so that there is no need to wait for a trainer. False if there is
+        a checkpoint: the trainer resumes from it and publishes its weights.
         """
         is_at_start = version == 0 and self._untouched and not self.weights.has(0)
         return is_at_start and not self._open.store.trainer().committed

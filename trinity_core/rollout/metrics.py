@@ -76,7 +76,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 def dropped_whole(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
     """What was dropped with its whole task: group -> reason -> experiences."""
-    return {each.task.group: {each.dropped: len(each.experiences)} for each in outcomes if each.dropped}
+    return {outcome.task.group: {outcome.dropped: len(outcome.experiences)} for outcome in outcomes if outcome.dropped}
 
 
 def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
@@ -101,7 +101,7 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     runs = rollouts_of(outcomes)
     rewards = _rewards(runs)
     answers = answers_by_task(outcomes)
-    judged = [scores for each in answers if (scores := [score for score in each if score is not None])]
+    judged = [scores for answer in answers if (scores := [score for score in answer if score is not None])]
     numbers = {
         "answers": float(sum(map(len, answers))),
         "judged": float(sum(map(len, judged))),
@@ -127,8 +127,8 @@ def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
     tasks: dict[int, list[float | None]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.failed:
-            given = None if _is_unanswered(outcome) else 0.0
-            tasks[outcome.task.index] += [given] * outcome.task.repeat_times
+            score = None if _is_unanswered(outcome) else 0.0
+            tasks[outcome.task.index] += [score] * outcome.task.repeat_times
         else:
             tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.of_task)]
     return list(tasks.values())

@@ -1,4 +1,4 @@
-"""What is written down of an explorer's steps: metrics, sampled rollouts, ledger entries, JSON lines."""
+"""Records of an explorer's steps: metrics, sampled rollouts, ledger entries, JSON lines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 
 SAMPLED = 16
-"""Rollouts of a step that are written down for people to read."""
+"""Rollouts of a sampled step that are written for people to read."""
 SAMPLE_EVERY = 10
-"""Explore steps between two such samples; every evaluation is sampled."""
+"""Explore steps between two samples; every evaluation is sampled."""
 GAP = "weight_sync/check_gap"
 LONGEST_CAUSE = 300
-"""Characters of a failure's cause that are kept."""
+"""Length limit of a failure's cause, in characters."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class StepRecords:
         self._timer.seconds |= {f"timing_s/{name}": seconds for name, seconds in activities.items()}
 
     def loaded(self, done: WeightSyncReport) -> None:
-        """Note what the engines say of a load and of its weight check."""
+        """Record what the engines report about a load and its weight check."""
         self.set_seconds(weight_sync_engine=done.seconds, weight_check=done.check_seconds)
         if done.gap is not None:
             self.last[GAP] = done.gap
@@ -174,7 +174,7 @@ class ExploredFile:
         self._explored = partial(store.explored, config.explorer.name)
 
     def resume(self, step: int) -> None:
-        """Make the file that of the explore steps up to `step`, whatever became of it."""
+        """Make the file hold exactly the explore steps up to `step`."""
         if self._archive is not None:
             self._archive.rewind(step)
             self.stored(step)

@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 REWARD_SECONDS = 10.0
 """For one answer's verdict."""
 EXTERNAL_SHARE = 0.9
-"""Of `explorer.max_timeout`, for a request to `explorer.external_model` with its retries: a slow endpoint is not a
-workflow that takes too long."""
+"""Share of `explorer.max_timeout` for a request to `explorer.external_model` with its retries, so that a slow endpoint
+does not look like a slow workflow."""
 JUDGE_SHARE = EXTERNAL_SHARE / 2
 """The same for a judge: the policy's answer takes its time too."""
 
@@ -83,7 +83,7 @@ class Resources:
 
     @cached_property
     def store(self) -> ExperienceStore:
-        """Made when exploring begins: an evaluation leaves no empty store, which would look like a run's."""
+        """Created when exploring begins: an evaluation must not leave an empty store, which would look like a run's."""
         return open_run_store(self.config)
 
     @cached_property
@@ -92,7 +92,7 @@ class Resources:
         return ExploredFile(self.config, self.store)
 
     def usage(self) -> tuple[float, float, float]:
-        """What was spent so far: seconds of engines and of verifiers, sampled tokens."""
+        """Totals so far: seconds of engines and of verifiers, sampled tokens."""
         return self.pool.busy.seconds, self.rewards.busy.seconds, self.pool.tokens
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
@@ -346,8 +346,8 @@ def apart(
 
 def _asks_reward_models(config: Config) -> bool:
     """Whether a task set is scored by a reward model, or by a workflow of the user's own, which may ask one."""
-    given = config.buffer.explorer_input
-    for taskset in (*given.tasksets, *given.eval_tasksets):
+    explorer_input = config.buffer.explorer_input
+    for taskset in (*explorer_input.tasksets, *explorer_input.eval_tasksets):
         workflow = WORKFLOWS.resolve(taskset.default_workflow_type or "math_workflow")
         reward = taskset.default_reward_fn_type or getattr(workflow, "default_reward", None)
         if reward == "reward_model" or not workflow.__module__.startswith("trinity_core."):

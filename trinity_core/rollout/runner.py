@@ -1,4 +1,4 @@
-"""Running the workflows of many tasks at once, with a time limit and retries: one bad task costs only itself."""
+"""Runs the workflows of many tasks at once, with a time limit and retries. A failing task does not affect others."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """How far an evaluation on one set is."""
+    """Progress of an evaluation on one set."""
 
     what: str
     total: int
@@ -241,8 +241,8 @@ def _named(task: Task) -> str:
 
 @dataclass
 class FailureWatch:
-    """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail, or
-    nobody can judge an answer."""
+    """Distinguishes single tasks that fail because of their rows from a run in which all tasks fail or no answer can be
+    judged."""
 
     rejected_rows: RejectedRows = field(default_factory=RejectedRows)
     """Where rows are written down that fail."""

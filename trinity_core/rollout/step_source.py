@@ -1,7 +1,7 @@
 """Where the rollouts of explore steps come from: the tasks of a schedule or, in mode `serve`, the sessions of users.
 
-`sample_step` makes a step of them: rollouts after the experience operators, with further tasks in place of those of
-which nothing is left.
+`sample_step` makes a step of them: rollouts after the experience operators, with further tasks in place of those
+without remaining rollouts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trinity_core.waits import Wait, poll_async
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 2.0
-"""A step that is not full begins so long after its first group was complete."""
+"""A step that is not full begins this long after its first group was complete."""
 DROPPED_HELD = 100
 """Sessions without feedback that wait for a step with experiences; of more, a step of their own is made."""
 SERVED = "served"
@@ -56,25 +56,25 @@ class StepSource(Protocol):
 
     @property
     def is_exhausted(self) -> bool:
-        """True if there will be no further step, whatever `total_steps` says."""
+        """True if there will be no further step, even before `total_steps`."""
 
     def rows(self, step: int) -> int:
         """Experiences that a step is expected to give."""
 
     def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
-        """Waits until there are rollouts for a step; False if `is_over` before. None: there always are."""
+        """Waits until rollouts for a step are available; False if `is_over` first. None: they always are."""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         """The outcomes of a step, with weights of `version`."""
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """The outcomes of `count` more tasks for the step in progress; none where nobody can ask for more."""
+        """The outcomes of `count` more tasks for the step in progress; none if the source has no further tasks."""
 
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
-        """Go on at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
+        """Continue at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
 
         `positions` gives those of all steps so far.
         """
@@ -154,7 +154,7 @@ class TaskSteps:
 
 @dataclass
 class ServedSteps:
-    """A step is what has come: up to `batch_size` groups, and all sessions that were dropped meanwhile."""
+    """A step takes the groups that are ready, up to `batch_size`, and all sessions dropped since the last one."""
 
     server: ApiServer
     served_sessions: ServedSessions
@@ -199,7 +199,7 @@ class ServedSteps:
         return await asyncio.to_thread(self._outcomes, step, version)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """See `StepSource`: users come by themselves."""
+        """See `StepSource`: further sessions cannot be requested."""
         return []
 
     def _outcomes(self, step: int, version: int) -> list[Outcome]:
@@ -229,9 +229,9 @@ class ServedSteps:
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
-        found = position or {}
-        self._count = found.get("served", 0)
-        for session in self.served_sessions.resume(found.get("sessions", ())):
+        stored = position or {}
+        self._count = stored.get("served", 0)
+        for session in self.served_sessions.resume(stored.get("sessions", ())):
             self.server.close(session, WITHOUT_FEEDBACK)
 
     def stored(self) -> None:
@@ -308,10 +308,9 @@ def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> 
 async def run_operators(
     operators: Operators, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
 ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
-    """What the operators leave of the outcomes' experiences, and what they dropped.
-
-    They run beside the explorer's loop, as plugins may take their time: in a thread, or in a process of their own. Rows
-    with which one fails are noted in `rejected_rows`.
+    """Apply the operators to the outcomes' experiences; returns what they keep and what they drop. They run outside the
+    explorer's loop, because plugins may be slow: in a thread, or in a separate process. Rows with which one fails are
+    noted in `rejected_rows`.
     """
     failed: list[FailedGroup] = []
     run = partial(operators.run, experiences_of(outcomes), failed.append)
@@ -334,7 +333,7 @@ async def run_operators(
 
 
 async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
-    """The result of `work`, during which `load_newest` is called again and again; the last call ends before this does.
+    """The result of `work`, during which `load_newest` is called repeatedly; the last call ends before this returns.
 
     Raises what either raises. If a load fails, `work` is cancelled.
     """

@@ -1,4 +1,4 @@
-"""Waiting for the trainer: has it finished, did it go back, when was it last seen, is its version there."""
+"""Waits for the trainer: for a version, until it has finished or gone back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.25
 """Between two looks at the store while a version is waited for."""
 RETRY_SECONDS = 2.0
-"""Between two tries while nothing changes: an explorer that is lost shows in nothing but its silence."""
+"""Between two tries while nothing changes: a lost explorer can only be detected by its silence."""
 
 
 class TrainerWatch:
-    """What the store says of the trainer, for the explorer of that name, which begins now."""
+    """The trainer's state in the store, for the explorer of that name, which starts now."""
 
     def __init__(self, store: ExperienceStore, explorer: str, total_steps: int | None) -> None:
         self._store = store
-        nobody_trains = store.join(explorer, total_steps)
+        stays_untrained = store.join(explorer, total_steps)
         trainer = store.trainer()
-        self._outlived = trainer.total if trainer.finished and not nobody_trains else None
+        self._outlived = trainer.total if trainer.finished and not stays_untrained else None
         """The steps of a trainer that has finished and after which one with more is expected."""
         if self._outlived is not None:
             log.info(
-                "the trainer has finished (%d steps), but explorer %s now has more: it goes on for a trainer that is "
+                "the trainer has finished (%d steps), but explorer %s now has more: it continues for a trainer that is "
                 "started again", self._outlived, explorer,
             )  # fmt: skip
 
     def has_finished(self, trainer: TrainerPresence | None = None) -> bool:
-        """True if the trainer has finished, so that nobody trains on what is explored from now on.
-
-        `trainer` is what the store says of it, if that has just been read.
+        """True if the trainer has finished, so that further rollouts would not be trained on. `trainer` is its state in
+        the store, if that has just been read.
         """
         trainer = trainer or self._store.trainer()
         if not trainer.finished:
@@ -69,7 +68,7 @@ class VersionWait:
         self._stopping = stopping
         self._wait = Wait(f"version {version} of the trainer")
         self._next = 0.0
-        self._nobody = False
+        self._is_unneeded = False
         self.went_back = False
         """True if the store was rewound meanwhile."""
 
@@ -84,28 +83,28 @@ class VersionWait:
         Raises `TransientFault` after `timeout` seconds (`sync_timeout`), which says when the trainer was last seen.
         """
         try:
-            found = self._weights.wait(self._version, timeout, self._is_over)
+            version = self._weights.wait(self._version, timeout, self._is_over)
         except TransientFault as fault:
             raise TransientFault(f"{fault}; {self._store.trainer().describe(self._store.now())}") from None
         self._look()
-        return None if self._nobody else found
+        return None if self._is_unneeded else version
 
     def _is_over(self) -> bool:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LOOK_SECONDS
             self._look()
-        return self.went_back or self._nobody or self._stopping()
+        return self.went_back or self._is_unneeded or self._stopping()
 
     def _look(self) -> None:
         trainer = self._store.trainer()
         self.went_back = trainer.lineage != self._lineage
-        self._nobody = self._watch.has_finished(trainer)
+        self._is_unneeded = self._watch.has_finished(trainer)
         self._wait.note(trainer.describe(self._store.now()))
 
 
 @asynccontextmanager
 async def present(store: ExperienceStore, explorer: str) -> AsyncIterator[None]:
-    """Within this context the explorer notes in the store every few seconds that it is there."""
+    """Within this context the explorer records in the store every few seconds that it is alive."""
 
     async def keep_noting() -> None:
         async for _ in poll_async(pause=SEEN_SECONDS):
@@ -188,7 +187,7 @@ class AdmissionWait:
 
 
 class GpuTurn:
-    """Outside of it the engines sleep. Where no GPU is shared, it is always this explorer's turn."""
+    """The explorer's turn on a shared GPU; outside it the engines sleep. Without a shared GPU it is always its turn."""
 
     def __init__(self, config: Config, records: StepRecords) -> None:
         lock, side = JobLayout(config.job_dir).gpu_lock, f"explorer {config.explorer.name}"
@@ -227,12 +226,12 @@ class GpuTurn:
         return acquired
 
     def tell_progress(self) -> None:
-        """A step is stored: the trainer goes on waiting."""
+        """A step is stored: the trainer's time limit starts over."""
         if self._gpu is not None:
             self._gpu.tell_progress()
 
     async def end(self, pool: EnginePool) -> None:
-        """Put the engines to sleep and let the trainer have the GPU."""
+        """Put the engines to sleep and release the GPU to the trainer."""
         if self._gpu is not None and self._gpu.held:
             with self._records.spent("sleep"):
                 await pool.sleep()

@@ -1,8 +1,8 @@
-"""Where workflows run: in an event loop of their own, so that one that does not yield cannot stop the explorer.
+"""Runs workflows in a separate event loop, so that one that does not yield cannot stop the explorer.
 
-A workflow in synchronous code (`time.sleep`, a request without a time limit, an endless loop) holds up all others. When
-the time of one of them is over, the culprit is ended: by an exception in its code where Python can raise one, else by
-leaving it behind in its thread. Then the others begin again in a new loop, which does not count as a retry.
+A workflow in synchronous code (`time.sleep`, a request without a time limit, an endless loop) blocks all others. When
+one of them times out, the blocking one is ended: by an exception in its code if Python can raise one there, otherwise
+by abandoning its thread. The others then start over in a new loop, which does not count as a retry.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class WorkflowLoops:
                 return False
 
     async def _free(self, lane: _Lane, overdue: asyncio.Future[Any]) -> None:
-        """End the workflow that holds up the lane: the one that runs, if that is known, else the overdue one."""
+        """End the workflow that blocks the loop: the running one if known, otherwise the overdue one."""
         lane.culprit = lane.running() or overdue
-        log.warning("a workflow holds up all others and is ended; it is in\n%s", lane.stack())
+        log.warning("a workflow blocks all others and is ended; it is at\n%s", lane.stack())
         lane.interrupt()
         if not await lane.ping(CANCEL_SECONDS):
             self._leave(lane)
@@ -152,7 +152,7 @@ class _Lane:
         interrupt(self._thread.ident or 0)
 
     def leave(self) -> None:
-        """Let nobody wait for its workflows any more, and end them as soon as the thread gets to it."""
+        """Fail the waits for its workflows, and end them as soon as the thread is free."""
         self.is_left = True
         if self.culprit is not None and not self.culprit.done():
             self.culprit.set_exception(Interrupted())

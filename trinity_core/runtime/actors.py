@@ -114,7 +114,7 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
             for index in range(model.engine_num)
         ]
         if is_reward_model(model.model_path):
-            made.append([_start_reward_engine(cluster, config, model, placement, *each) for each in engines])
+            made.append([_start_reward_engine(cluster, config, model, placement, *engine) for engine in engines])
             continue
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
         made.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])
@@ -131,8 +131,8 @@ def _start_reward_engine(
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     longest = model.max_model_len or config.model.max_model_len
-    given = (model.model_path, longest, placement.on_gpu, model.dtype, model.trust_remote_code)
-    engine = cluster.actor(RewardEngine, name, *given, gpus=float(placement.on_gpu), env=env, where=where)
+    arguments = (model.model_path, longest, placement.on_gpu, model.dtype, model.trust_remote_code)
+    engine = cluster.actor(RewardEngine, name, *arguments, gpus=float(placement.on_gpu), env=env, where=where)
     engine.start.remote()
     return engine
 

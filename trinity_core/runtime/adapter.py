@@ -70,7 +70,8 @@ class Adapter:
         """Show which run starts: a stage's, `pipeline` or `async`."""
 
     def judged(self, stage: Stage) -> Stage:
-        """The stage that learns from a person's verdicts, if it needs them. Raises TrinityError if nobody was asked."""
+        """The stage with a person's verdicts as its data, if it needs them. Raises TrinityError if none were
+        collected."""
         return replace(stage, config=with_verdicts(stage.config))
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:

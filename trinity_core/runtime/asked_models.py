@@ -126,12 +126,12 @@ async def _started(
         for model, group in zip(models, groups, strict=True)
     ]
     await asyncio.gather(*(pool.start() for pool in pools))
-    made = {}
+    loaded = {}
     for model, pool in zip(models, pools, strict=True):
         encoder = encoders[model.model_path]
         limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder))
-        made[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
-    return made
+        loaded[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
+    return loaded
 
 
 class EndpointModels:
@@ -174,7 +174,7 @@ async def _answer(model: RolloutModel, question: Question) -> str | NoAnswer:
     except (DataError, Unanswered) as error:
         return NoAnswer(str(error))
     if answer.finish_reason != "stop":
-        return NoAnswer(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")
+        return NoAnswer(f"it was cut off ({answer.finish_reason}); raise max_tokens")
     return answer.text
 
 

@@ -189,9 +189,9 @@ def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, An
         if chosen.data_processor.task_pipeline is None:
             raise TrinityError(f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.")
         with RunModels(chosen) as models:
-            made = curated_tasks(chosen, models)
-        log.info("%d of %d rows in %s", made.rows, made.read, made.folder)
-        summary = {**vars(made), "folder": str(made.folder)}
+            curated = curated_tasks(chosen, models)
+        log.info("%d of %d rows in %s", curated.rows, curated.read, curated.folder)
+        summary = {**vars(curated), "folder": str(curated.folder)}
         adapter.show(chosen, summary, is_pipeline=True)
         return summary
 

@@ -166,8 +166,8 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 def loss_of(error: Exception) -> str:
     """Which process of the run Ray has lost and what to do, from Ray's message without its guesses at the cause."""
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
-    said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
-    reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    reason = " ".join(lines[1:] if known else lines).partition(" Some common causes")[0]
     if "name" not in known:
         return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {AGAIN}"
     actor = log_name(known["name"])

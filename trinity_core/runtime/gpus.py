@@ -52,19 +52,19 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     """
     if allowed is None:
         return list(gpus)
-    found: list[Gpu] = []
+    chosen: list[Gpu] = []
     for entry in (each.strip() for each in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
-        fitting = [each for each in gpus if each.name == entry or (entry[:1] == "G" and each.uuid.startswith(entry))]
+        fitting = [gpu for gpu in gpus if gpu.name == entry or (entry[:1] == "G" and gpu.uuid.startswith(entry))]
         if not fitting + slices:
             break
-        found.append(replace((slices or fitting)[0], name=entry))
-    return found
+        chosen.append(replace((slices or fitting)[0], name=entry))
+    return chosen
 
 
 def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
-    """Why these GPUs are too few for a run that wants so many, and what to do; empty if there are enough."""
-    free = [each.name for each in gpus if not each.user]
+    """Why there are fewer than `wanted` free GPUs, and what to do; empty if there are enough."""
+    free = [gpu.name for gpu in gpus if not gpu.user]
     if wanted <= len(free):
         return ""
     named = f" ({', '.join(free)})" if free else ""
@@ -76,7 +76,7 @@ def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
 
 
 def survey() -> list[Gpu]:
-    """The GPUs that this process may use, with what uses them; none where there is no NVIDIA driver."""
+    """The GPUs that this process may use, with their present users; none without an NVIDIA driver."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # asked first, because importing Ray takes a second
     except OSError:
@@ -88,23 +88,23 @@ def survey() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        found = []
+        gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             processes: list[int] = []
             used = whole = 0
             with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
-                processes = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                processes = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
                 used, whole = memory.used, memory.total  # used: without the driver's own
-            found.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
     finally:
         pynvml.nvmlShutdown()
-    return visible(found, os.environ.get(VISIBLE))
+    return visible(gpus, os.environ.get(VISIBLE))
 
 
 def user_of(processes: Sequence[int], memory: int) -> str:
-    """What uses a GPU on which these processes compute and so many bytes are taken; empty if nothing does."""
+    """The user of a GPU on which these processes compute and this much memory is taken; empty if it is free."""
     if not processes:
         return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else ""
     try:
@@ -132,7 +132,7 @@ class GpuLocks:
         `wait` seconds.
         """
         deadline = time.monotonic() + wait
-        told = False
+        logged = False
         while len(self._held) < wanted:
             gpus = [self._tried(gpu, wanted) for gpu in look()]
             why = refusal(gpus, wanted)
@@ -143,9 +143,9 @@ class GpuLocks:
                 raise TrinityError(why)
             if time.monotonic() >= deadline:
                 raise TransientFault(why)
-            if not told:
+            if not logged:
                 log.info("waiting up to %g s for GPUs: %s", wait, why)
-            told = True
+            logged = True
             time.sleep(POLL_SECONDS)
 
     def release(self) -> None:
@@ -172,7 +172,7 @@ class GpuLocks:
 
 
 def wait_until_free(wanted: int | None, wait: float) -> int:
-    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns how many there are.
+    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns their number.
 
     Raises `TransientFault`, which names the free ones, if they are not within `wait` seconds.
     """

@@ -97,8 +97,8 @@ class StartupPresence:
 
 
 def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
-    """After a failure or a cancellation, record that nobody need wait for this run's explorer, unless another attempt
-    follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
+    """After a failure or a cancellation, record that this run's explorer need not be waited for, unless another
+    attempt follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
     """
     if error is None or "explore" not in components:
         return

@@ -186,13 +186,13 @@ def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
 def software(plugins: str) -> dict[str, str]:
     """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
     code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
-    found = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
+    versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def _digest(folder: Path) -> str:
@@ -206,7 +206,7 @@ def _digest(folder: Path) -> str:
 
 @contextmanager
 def _nonce(job_dir: Path) -> Iterator[Path]:
-    """A file in the run's folder whose content nobody else can know."""
+    """A file in the run's folder with random content."""
     job_dir.mkdir(parents=True, exist_ok=True)
     note = job_dir / f".node_check_{uuid4().hex}"
     note.write_text(uuid4().hex)
@@ -217,7 +217,7 @@ def _nonce(job_dir: Path) -> Iterator[Path]:
 
 
 def _wait(refs: list[Any], check: Callable[[], None], seconds: float, late: str) -> None:
-    """Wait until all are done. Raises `TransientFault`, which says `late`, after so many seconds, and `Stopped`."""
+    """Wait until all are done. Raises `TransientFault` with the text `late` after `seconds`, and `Stopped`."""
     import ray
 
     for _ in poll(seconds, pause=0.1):

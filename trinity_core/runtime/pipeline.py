@@ -74,10 +74,10 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
     A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
     with a warning that names them: running it again would train weights further that were trained on the old ones.
     """
-    found: list[dict[str, Any] | None] = []
+    summaries: list[dict[str, Any] | None] = []
     model_path = ""
     for config in configs:
-        summary = read_summary(config) if config.continue_from_checkpoint and None not in found else None
+        summary = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
         if summary is not None:
             before, now = summary.get("made_from"), made_from(start_from(config, model_path) if model_path else config)
             if changed := differences(before, now, "settings"):
@@ -85,15 +85,15 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
                 summary = None
             elif changed := differences(before, now, "inputs"):
                 log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
-        found.append(summary)
+        summaries.append(summary)
         model_path = (summary or {}).get("hf_dir") or model_path
-    return found
+    return summaries
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Scores, steps and seconds by stage, and where the model is that the last one trained."""
     last = list(summaries.values())[-1]
-    trained = [each for each in summaries.values() if each["hf_dir"]] or [last]
+    trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
@@ -110,7 +110,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
     ends too. The folders of its stages are recorded first; a stage that gets a fresh folder records it itself."""
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
-    write_json(JobLayout(plan.config.job_dir).stages, {each.name: each.config.name for each in plan.stages})
+    write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
     keep_parent_open(plan.config.job_dir)
     record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED
@@ -153,9 +153,9 @@ def gpus_of(configs: list[Config]) -> int:
 
 def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     """`before` and each stage's name -> score. A stage that evaluates nothing has the next one's score at step 0."""
-    found: dict[str, float | None] = {"before": before.get("score")}
+    scores: dict[str, float | None] = {"before": before.get("score")}
     following: float | None = None
     for name, summary in reversed(summaries.items()):
-        found[name] = following if summary["score"] is None else summary["score"]
+        scores[name] = following if summary["score"] is None else summary["score"]
         following = summary["scores"].get("step 0")
-    return found
+    return scores

@@ -116,7 +116,7 @@ def place(config: Config, machine: Machine) -> Placement:
     rollout = config.explorer.rollout_model
     engines = rollout.engine_num if explores and not config.external_model else 0
     models = config.explorer.auxiliary_models if explores else []
-    auxiliary = tuple(each.tensor_parallel_size for each in models)
+    auxiliary = tuple(model.tensor_parallel_size for model in models)
     others = sum(each.engine_num for each in models)
     colocated = bool(engines) and trains and colocates(config, total)
     if config.cluster.colocate and config.is_synchronous and total > 1:
@@ -143,7 +143,7 @@ def place(config: Config, machine: Machine) -> Placement:
 def alone(config: Config, placement: Placement) -> Placement:
     """The placement of the auxiliary models, without the policy's engines and the trainer."""
     models = config.explorer.auxiliary_models
-    count = sum(each.engine_num for each in models)
+    count = sum(model.engine_num for model in models)
     gpus = sum(each.engine_num * taken for each, taken in zip(models, placement.auxiliary_gpus, strict=True))
     cores = placement.engine_threads * (placement.engines + count)
     return replace(

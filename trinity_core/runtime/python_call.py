@@ -89,7 +89,7 @@ def train(
     or on `prompt` and `completion`.
 
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. All is written below
-    `output_dir`; called again, the run goes on from its latest checkpoint unless `resume` is false. Raises InputError
+    `output_dir`; called again, the run resumes from its latest checkpoint unless `resume` is false. Raises InputError
     for rows or functions that do not fit, ConfigError with every problem of the settings, and what a run raises.
     """
     from trinity_core.runtime.driver import run_configuration

@@ -92,7 +92,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(AGENT_SECONDS * 1000))
     # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-    with _on_loopback(), _in_groups_of_their_own(), _without_monitors():
+    with _as_ours():
         for left in reversed(range(STARTS)):
             before = _ray_processes()
             try:
@@ -137,48 +137,37 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """A Ray of our own is for this machine alone: none of its processes listens on another interface.
+def _as_ours() -> Iterator[None]:
+    """Within the block Ray starts for this machine and this run alone, which `ray.init` has no settings for."""
+    from ray._private import parameter, ray_constants, services, utils
 
-    On Linux Ray takes 127.0.0.1 for a mistake and puts the machine's outer address in its place, by which its servers
-    then listen everywhere; without its clusters of several machines it leaves the address alone.
-    """
-    from ray._private import ray_constants
-
-    several_machines = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
+    in_group = partial(services.ConsolePopen, process_group=0)
+    params: Any = parameter.RayParams
+    without_monitors = partial(params, no_monitor=True, include_log_monitor=False)
+    with (
+        # None of its processes listens on another interface. On Linux Ray takes 127.0.0.1 for a mistake and puts the
+        # machine's outer address in its place; without its clusters of several machines it leaves the address alone.
+        _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        # A signal for the run's whole group, such as that of `timeout`, does not reach them: the run saves first.
+        _replaced(services, "ConsolePopen", in_group),
+        # The autoscaler has no nodes to add, the log monitor reads workers' logs for drivers with `log_to_driver`, and
+        # the dashboard gathers what a page that is not served would show: two seconds of a core, and looks at logs and
+        # processes for ever. The dashboard's agent stays, as a node must have one, but is told that it lacks libraries.
+        _replaced(parameter, "RayParams", without_monitors),
+        _replaced(services, "start_api_server", lambda *_, **__: (None, None)),
+        _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),
+    ):
         yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = several_machines
 
 
 @contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
-    """Ray's processes do not get a signal for the run's whole group, such as that of `timeout`: the run saves first."""
-    from ray._private import services
-
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)  # type: ignore[misc, assignment]
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        services.ConsolePopen = popen  # type: ignore[misc]
-
-
-@contextmanager
-def _without_monitors() -> Iterator[None]:
-    """Ray's autoscaler has no nodes to add to a Ray of one machine, and its log monitor reads workers' logs for drivers
-    with `log_to_driver`. `ray.init` starts both all the same, for a second of a core, and a poll of each log for ever.
-    """
-    from ray._private import parameter
-
-    params, without = parameter.RayParams, dict[str, Any](no_monitor=True, include_log_monitor=False)
-    parameter.RayParams = partial(params, **without)  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        parameter.RayParams = params  # type: ignore[misc]
+        setattr(module, name, before)
 
 
 def reach(address: str) -> None:

@@ -11,7 +11,7 @@ from trinity_core.errors import DataError
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.store.database import Database, namespaces
+from trinity_core.store.database import Database, is_of_one_machine, namespaces
 from trinity_core.store.run_store import read_identity
 from trinity_core.store.schema import tables
 
@@ -56,11 +56,11 @@ def runs_in(folder: Path) -> Sequence[Path]:
 
 def _sqlite(folder: Path) -> str | None:
     """The URL of the run's own SQLite file."""
-    found = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
+    if len(databases) > 1:
+        names = ", ".join(path.name for path in databases)
         raise DataError(f"{folder / 'buffer'} has several databases ({names}): say with --store which one is the run's")
-    return f"sqlite:///{found[0].absolute()}" if found else None
+    return f"sqlite:///{databases[0].absolute()}" if databases else None
 
 
 def _configured(folder: Path, config: Config) -> dict[str, str]:
@@ -68,12 +68,12 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
 
     The folder of a configuration without stages may have been moved or renamed.
     """
-    found = stages(config)
-    runs = [each for each in found if each.name == folder.name]
+    stage_configs = stages(config)
+    runs = [each for each in stage_configs if each.name == folder.name]
     if not config.stages:
-        runs = [found[0].with_values({"name": folder.name})]
+        runs = [stage_configs[0].with_values({"name": folder.name})]
     elif not runs:
-        own = [each for each in found if each.algorithm_type.uses_rollouts and each.mode != "bench"]
+        own = [each for each in stage_configs if each.algorithm_type.uses_rollouts and each.mode != "bench"]
         runs = [each.with_values({"name": folder.name + each.name.removeprefix(config.name)}) for each in own]
     place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
     placed = [run.with_values(place) for run in runs]
@@ -89,6 +89,6 @@ def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
     if identity is not None and identity.namespace in known:
         return identity.namespace
     mine = [] if identity else [name for name in known if name and Path(name).resolve() == folder]
-    if mine or (identity is None and len(known) == 1 and url.startswith("sqlite")):
+    if mine or (identity is None and len(known) == 1 and is_of_one_machine(url)):
         return (mine or list(known))[0]
     raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")

@@ -134,9 +134,9 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
         require_ready(config)
-    placement, made = placement_of(config), {} if evaluates else made_from(config)
+    placement, origin = placement_of(config), {} if evaluates else made_from(config)
     method, notice = sync_method(config, placement)
-    # Of a run's own evaluation nothing is said: what it does not use is meant for the training.
+    # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written_mode else ()
     warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.
@@ -152,7 +152,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
     name = request.stage or request.kind or flow_of(config)
-    return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=made)
+    return Stage(config, placement, name, parent_dir, warnings=warnings, made_from=origin)
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:
@@ -217,7 +217,7 @@ def _has_rows(config: Config) -> bool:
 
 def stage_names(config: Config) -> Sequence[str]:
     """The names of a configuration's stages in order; one empty name for a configuration without stages."""
-    return [each.stage_name for each in config.stages] or [""]
+    return [stage.stage_name for stage in config.stages] or [""]
 
 
 def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
@@ -264,11 +264,11 @@ def in_newest_folder(config: Config) -> Config:
 def lock_names(config: Config, components: set[str]) -> list[str]:
     """The locks that a run of these components holds. Each explorer of a run has a lock of its own."""
     names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
-    return [names[each] for each in sorted(components)]
+    return [names[component] for component in sorted(components)]
 
 
 def lock_run(config: Config, components: set[str]) -> None:
-    """Lock the run, so that nobody else starts it and undoes its steps.
+    """Lock the run against a second start, which would undo its steps.
 
     Waits for a trainer that has outlived its flow; raises TransientFault if it does not end. Raises TrinityError if the
     run is in progress, or if a running explorer or trainer of it has incompatible settings.

@@ -89,8 +89,8 @@ def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
     sets: dict[str, dict[str, float]] = {}
     for taskset in config.buffer.explorer_input.eval_tasksets:
         below = f"eval/{taskset.name}/"
-        found = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
-        sets |= {str(taskset.name): found} if found else {}
+        numbers = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
+        sets |= {str(taskset.name): numbers} if numbers else {}
     return sets
 
 
@@ -110,7 +110,7 @@ def scored_text(numbers: Mapping[str, float]) -> str:
         parts.append(f"{failed:g} requests failed")
     if "accuracy_std" in numbers:
         parts.append(f"±{numbers['accuracy_std']:.3f} between repeats")
-    best = {int(k): f"{name}@{k}" for name, _, k in (each.partition("@") for each in numbers) if k.isdigit()}
+    best = {int(k): f"{name}@{k}" for name, _, k in (metric.partition("@") for metric in numbers) if k.isdigit()}
     parts += [f"{name} {numbers[name]:.3f}" for k, name in sorted(best.items()) if k > 1]
     return ", ".join(parts)
 
@@ -123,7 +123,7 @@ def summary_text(summary: dict[str, Any]) -> str:
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
     for name, result in summary.get("results", {}).items():
-        left = f", {result['untrained_rows']} rows left that nobody trains on" if result.get("untrained_rows") else ""
+        left = f", {result['untrained_rows']} untrained rows left" if result.get("untrained_rows") else ""
         if "ended" in result:
             of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
             lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")

@@ -54,7 +54,7 @@ class TrackingThread:
         self._closing = threading.Event()
         self._handing_over = threading.Lock()
         self._is_late = False
-        """True once nobody waits for it to open any more."""
+        """True once opening it has been given up."""
         self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
         self._opening.start()
 

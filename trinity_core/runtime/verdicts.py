@@ -59,7 +59,8 @@ def asks_person(config: Config) -> bool:
 
 
 def with_verdicts(config: Config) -> Config:
-    """The configuration that learns from the verdicts, if it has any. Raises TrinityError if nobody was asked."""
+    """The configuration that learns from a person's verdicts, if it wants any. Raises TrinityError if none were
+    collected."""
     if not config.buffer.trainer_input.experience_buffer.human_verdicts.enable:
         return config
     if asks_person(config):
@@ -116,13 +117,13 @@ def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], enc
 
 
 def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> Experience:
-    """An answer in a person's words, which ends as the sampled ones do; if none came to its end, as the template ends
-    answers."""
+    """An answer written by a person, with the end token of the sampled ones; if all were cut off, with the
+    template's."""
     first, tokenizer = answers[0], encoder.tokenizer
-    sampled = [int(each.tokens[-1]) for each in answers if not each.truncated and each.sampled[-1]]
+    sampled = [int(answer.tokens[-1]) for answer in answers if not answer.truncated and answer.sampled[-1]]
     [end, *_] = [*sampled, *encoder.turn_ends, tokenizer.eos_token_id]
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
-    said = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
+    record = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
     return Experience(
         tokens=np.concatenate([first.tokens[: first.prompt_length], ids]),
         prompt_length=first.prompt_length,
@@ -132,12 +133,12 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
         run=max(each.run for each in answers) + 1,
         task_index=first.task_index,
         is_expert=True,
-        info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | said,
+        info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | record,
     )
 
 
 def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict]) -> int:
-    """Write the rows of the verdicts, from which `with_verdicts` learns; returns how many there are.
+    """Write the rows that follow from the verdicts, for `with_verdicts`; returns their number.
 
     Nothing is written if there is no verdict at all.
     """

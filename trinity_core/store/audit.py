@@ -1,4 +1,4 @@
-"""The audit of a run's store: what became of every task drawn, and every contradiction between independent records.
+"""The audit of a run's store: the outcome of every task drawn, and every contradiction between independent records.
 
 `read` takes one snapshot of the store, `judge` is a pure function of it, of the archive and of the checkpoint's step.
 Each record is compared with others that are written at other moments: explore steps with the tasks and rows of the
@@ -60,7 +60,7 @@ class SampledAnswers:
 
 @dataclass
 class Audit:
-    """Counts of tasks, and what does not fit together. `dropped_by` and `trained_at` are of tasks too."""
+    """Counts of tasks, and the contradictions found. `dropped_by` and `trained_at` count tasks too."""
 
     tasks_drawn: int = 0
     experiences_produced: int = 0
@@ -87,7 +87,7 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Nothing is lost, nothing was trained twice without being asked for, and all records agree."""
+        """True if nothing is lost, nothing was trained twice unless reuse was configured, and all records agree."""
         return not (self.lost or self.duplicated or self.problems)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,24 +122,24 @@ def read(connection: Connection, t: Tables) -> Snapshot:
 
 
 def _sampled(blob: bytes) -> list[SampledAnswers]:
-    found = []
+    sampled = []
     for one in from_bytes(blob):
         if SESSION in one.info and one.action_mask.any():
             digests, others = answers_in_loss(one)
-            found.append(SampledAnswers(one.group, one.info[SESSION], digests, others, int(one.action_mask.sum())))
-    return found
+            sampled.append(SampledAnswers(one.group, one.info[SESSION], digests, others, int(one.action_mask.sum())))
+    return sampled
 
 
 def archived(path: Path) -> dict[int, Counter[str]]:
     """The whole lines of `buffer/experience_buffer.jsonl`, counted; none if the file does not exist."""
-    found: dict[int, Counter[str]] = defaultdict(Counter)
+    lines: dict[int, Counter[str]] = defaultdict(Counter)
     if path.exists():
         with path.open("rb") as file:
             for raw in file:
                 if raw.endswith(b"\n"):
                     line = json.loads(raw)
-                    found[int(line["step"])][line["group"]] += 1
-    return found
+                    lines[int(line["step"])][line["group"]] += 1
+    return lines
 
 
 def judge(
@@ -323,9 +323,11 @@ def _judge_archive(seen: Snapshot, archive: Lines, audit: Audit) -> None:
             if group_id in groups:
                 name = groups[group_id].name
                 expected[name if name and name not in expected else f"{name}#{group_id}"] += groups[group_id].size
-        found = Counter(archive.get(step, {}))
-        if found != expected:
-            parts = [f"{(expected - found).total()} of the batch's experiences are not in it"] * bool(expected - found)
-            parts += [f"{(found - expected).total()} others are"] * bool(found - expected)
-            named = ", ".join(sorted((expected - found) | (found - expected))[:3])
+        archived = Counter(archive.get(step, {}))
+        if archived != expected:
+            parts = [f"{(expected - archived).total()} of the batch's experiences are not in it"] * bool(
+                expected - archived
+            )
+            parts += [f"{(archived - expected).total()} others are"] * bool(archived - expected)
+            named = ", ".join(sorted((expected - archived) | (archived - expected))[:3])
             audit.problems.append(f"the archive of train step {step} is another: {' and '.join(parts)} ({named})")

@@ -1,4 +1,4 @@
-"""What the store needs to know of one kind of database beyond SQL."""
+"""What differs between kinds of database beyond SQL."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ class StoreBackend(ABC):
 def backend_of(url: URL) -> StoreBackend | None:
     """The backend for a URL; None if there is none for its scheme."""
     name = STORE_BACKENDS.get(url.get_backend_name())
-    found: StoreBackend | None = resolve_name(name)() if name else None
-    return found
+    backend: StoreBackend | None = resolve_name(name)() if name else None
+    return backend

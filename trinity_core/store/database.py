@@ -65,7 +65,7 @@ def is_of_one_machine(url: str) -> bool:
 
 
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
-    """What an error of SQLAlchemy or of a driver means to a user; None if it is a bug of ours.
+    """A user's message for an error of SQLAlchemy or a driver; None if it is a bug of ours.
 
     The classes of all drivers have the names that PEP 249 gives them, or are derived from one that has.
     """
@@ -77,7 +77,9 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     if "locked" in text or "lock timeout" in text:
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
     if "idle-in-transaction" in text:
-        return TransientFault(f"the experience store {where} did not wait for this process, which stood still: {text}")
+        return TransientFault(
+            f"the experience store {where} ended a transaction of this process, which was stopped for too long: {text}"
+        )
     for sign, remedy in advice.items():
         if sign in text:
             return TrinityError(f"the experience store {where} cannot be used ({text}): {remedy}")
@@ -122,7 +124,8 @@ def namespaces(url: str) -> list[str]:
 def again_if_away(method: F) -> F:
     """A method with one transaction, which is called once more if the server goes away in the middle of it.
 
-    A new connection waits for a server that is back soon. So it must not matter if the first call was done unheard.
+    A new connection waits for the server to come back. The method must be safe to repeat: the first call may have
+    succeeded without a reply.
     """
 
     @wraps(method)
@@ -130,7 +133,7 @@ def again_if_away(method: F) -> F:
         try:
             return method(*given, **named)
         except StoreAway as away:
-            log.warning("%s; it is asked once more", away)
+            log.warning("%s; the statement is repeated once", away)
             return method(*given, **named)
 
     return cast(F, call)

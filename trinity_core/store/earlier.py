@@ -91,8 +91,8 @@ def read_answers(
             continue
         rows.append(conversations)
         locations.append(chosen[0].location)
-        for each in conversations:
-            mark.update(each.tokens.tobytes())
+        for conversation in conversations:
+            mark.update(conversation.tokens.tobytes())
     count = sum(map(len, groups.values()))
     log.info("%d rows from %d judged answers of %d tasks in %s", len(rows), count, len(groups), config.path)
     return SupervisedRows(rows, locations, rejected, mark.hexdigest())

@@ -66,9 +66,9 @@ class ExpertData:
                 epoch, offset = epoch + 1, 0
                 order = self._order(epoch)
             row = int(order[offset])
-            made = self.make(row)
-            barren = 0 if made else barren + 1
-            for experience in made:
+            experiences = self.make(row)
+            barren = 0 if experiences else barren + 1
+            for experience in experiences:
                 group = experience.group or f"expert/{epoch}/{row}"
                 taken.append(replace(experience, is_expert=True, group=group))
             offset += 1

@@ -1,4 +1,4 @@
-"""Batches of train steps, each change inside one write transaction: leased, committed, rewound, pruned."""
+"""Leases, commits, rewinds and prunes the batches of train steps, each inside one write transaction."""
 
 from __future__ import annotations
 

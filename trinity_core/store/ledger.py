@@ -1,7 +1,7 @@
 """The ledger: one row for each task drawn, written with the explore step that drew it, which outlives its rollouts.
 
 The ledger and the queue are the same table, `groups`, so that whatever undoes an explore step or a batch undoes its
-entries too. What became of a task follows from its state and its batches: `audit.py` reads it.
+entries too. A task's outcome follows from its state and its batches: `audit.py` reads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNSCORED = "unscored"
 
 @dataclass(frozen=True, slots=True)
 class DrawnTask:
-    """What became of a task of an explore step until the step was stored."""
+    """The outcome of a task at the time its explore step is stored."""
 
     group: str
     """The group of its experiences, unique in the run."""

@@ -21,7 +21,8 @@ LIMITS = {
 }  # fmt: skip
 """Seconds, the last in milliseconds, of libpq: a server whose machine has gone is noticed after a minute, not hours."""
 AWAY_SECONDS = 120.0
-"""For a server that has answered before to do so again, as after a restart; of another the address may be wrong."""
+"""Time for a server that has answered before to answer again, as after a restart. One that never answered may have a
+wrong address."""
 _answered: set[str] = set()
 """URLs, without passwords, of servers that have answered this process."""
 SCHEMA_LOCK = 7_240_031

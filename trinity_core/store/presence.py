@@ -1,6 +1,6 @@
 """Who takes part in a run: when explorers and trainer were last seen, and whether the trainer has finished.
 
-Each notes every `SEEN_SECONDS` in the store that it is there, so that whoever waits can say for whom. The trainer has
+Each records every `SEEN_SECONDS` in the store that it is alive, so that a wait can name who is missing. The trainer has
 finished when a checkpoint holds the last of its steps, or when it has ended because no more experiences came: a rewind,
 or a trainer with more steps, makes it unfinished.
 """
@@ -20,7 +20,7 @@ SEEN_SECONDS = 10.0
 ANNOUNCED = "announced"
 """Role of a row with the steps of an explorer that waits for a trainer with more steps than the one that finished."""
 LOST_SECONDS = 60.0
-"""An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
+"""An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainerPresence:
         return not self.expected and self.total is not None and (self.ended or self.committed >= self.total)
 
     def describe(self, now: float) -> str:
-        """For whoever waits for it: `trainer with a checkpoint of step 4 of 20, last seen 12 s ago`."""
+        """A text for log lines: `trainer with a checkpoint of step 4 of 20, last seen 12 s ago`."""
         if self.seen is None:
             return "no trainer has been seen yet"
         of = "" if self.total is None else f" of {self.total}"
@@ -55,7 +55,7 @@ class TrainerPresence:
 
 
 def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
-    """Write values (`seen`, `total`, `left`, `expected`) of a member down."""
+    """Record values (`seen`, `total`, `left`, `expected`) of a member."""
     p = t.presence
     mine = and_(p.c.role == role, p.c.name == name)
     if not connection.execute(update(p).where(mine).values(**values)).rowcount:
@@ -66,10 +66,10 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
     """The trainer's state."""
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     p = t.presence.c
-    found = connection.execute(
+    rows = connection.execute(
         select(p.total, p.seen, p.expected, p.left).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
     ).one_or_none()
-    return TrainerPresence(meta.lineage, meta.committed, *(found or (None, None)))
+    return TrainerPresence(meta.lineage, meta.committed, *(rows or (None, None)))
 
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
@@ -87,7 +87,8 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
 
 
 def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
-    """An explorer of `total` steps begins (None: it ends with the trainer). True if nobody will train on what it makes.
+    """An explorer of `total` steps begins (None: it ends with the trainer). True if its rollouts would not be trained
+    on.
 
     That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
     trainer with more steps is expected too, and until it begins these steps are only announced.
@@ -161,7 +162,7 @@ def untrained_rows(connection: Connection, t: Tables, explorer: str | None = Non
 
 
 def is_lost(seen: float | None, now: float) -> bool:
-    """True if nothing was seen of late. A time far ahead is from before the clock was set back."""
+    """True if not seen recently. A time far ahead is from before the clock was set back."""
     return seen is None or abs(now - seen) >= LOST_SECONDS
 
 
@@ -183,7 +184,7 @@ def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, 
 
 
 def describe_explorers(known: Mapping[str, Mapping[str, Any]], now: float) -> str:
-    """For whoever waits for them: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
+    """A text for log lines: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
     if not known:
         return "no explorer has been seen yet"
     return "explorers known: " + ", ".join(f"{name} ({_describe(each, now)})" for name, each in sorted(known.items()))
@@ -224,8 +225,8 @@ def recorded_wait(connection: Connection, t: Tables, explorer: str) -> int | Non
 def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, now: float) -> bool:
     """True if every explorer has finished or waits for weights that need a further train step.
 
-    Lost explorers are left out where another one waits so: they may come back, but not before it goes on. Those that
-    have left are not waited for at all, unless all have.
+    Lost explorers are ignored if another one waits this way: they may come back, but not before it continues. Those
+    that have left are not waited for at all, unless all have.
     """
     e, p = t.explorers.c, t.presence.c
     left = select(p.name).where(p.role == EXPLORER, p.left)
@@ -237,7 +238,7 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, n
 
 
 def lost_explorers(connection: Connection, t: Tables, now: float) -> set[str]:
-    """Explorers that have been seen, but not of late."""
+    """Explorers that have been seen, but not recently."""
     p = t.presence.c
     seen = connection.execute(select(p.name, p.seen).where(p.role == EXPLORER, p.seen.is_not(None)))
     return {row.name for row in seen if is_lost(row.seen, now)}

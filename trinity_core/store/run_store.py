@@ -16,7 +16,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import one_at_a_time
-from trinity_core.store.database import namespaces, parsed_url
+from trinity_core.store.database import is_of_one_machine, namespaces, parsed_url
 from trinity_core.store.store import ExperienceStore
 
 LOCK = ".identity.lock"
@@ -83,10 +83,10 @@ def file_owner(config: Config, path: Path) -> dict[str, str]:
 
 
 def is_own_file(url: str, folder: Path) -> bool:
-    """True if the database is a SQLite file in the run's `buffer` folder, which is copied with the folder."""
+    """True if the database is a file in the run's `buffer` folder, which is copied with the folder."""
     parsed = parsed_url(url)
     own = JobLayout(folder).buffer.resolve()
-    return parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").resolve().parent == own
+    return is_of_one_machine(url) and Path(parsed.database or "").resolve().parent == own
 
 
 def _is_here(known: Identity, folder: Path) -> bool:
@@ -127,7 +127,7 @@ def _of_older_release(config: Config) -> str | None:
         return None
     url = store_url(config)
     parsed = parsed_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+    if is_of_one_machine(url) and not Path(parsed.database or "").exists():
         return None
     known = namespaces(url)
     mine = [name for name in known if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()]

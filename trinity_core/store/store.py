@@ -165,10 +165,9 @@ class ExperienceStore:
 
     @waits_for_room
     def join(self, explorer: str, total_steps: int | None) -> bool:
-        """Record that `explorer` begins, with so many steps in all. True if nobody will train on what it makes.
-
-        That is so if the trainer has finished, unless the explorer has more steps than it had while the trainer worked:
-        then a trainer with more steps is expected too.
+        """Record that `explorer` begins, with its total number of steps. True if its rollouts would not be trained on:
+        the trainer has finished, and the explorer has no more steps than it had while the trainer worked; with more
+        steps, a trainer with more steps is expected too.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)
@@ -260,7 +259,7 @@ class ExperienceStore:
 
     @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
-        """Record that the trainer begins, with so many steps in all; a trainer calls this after `rewind`.
+        """Record that the trainer begins, with its total number of steps; a trainer calls this after `rewind`.
 
         If these are more than before, explorers that have finished count as unfinished until they say it again.
         """
@@ -275,13 +274,13 @@ class ExperienceStore:
     ) -> list[Experience] | None:  # fmt: skip
         """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
 
-        With `whole_step`, the groups of the next explore step instead, however many rows they are.
+        With `whole_step`, the groups of the next explore step instead, whatever their number of rows.
 
         The batch is recorded, and the same step gets the same one again. It is short (or empty: the trainer then makes
         an empty step) only when every explorer has finished or waits for a version newer than `newest_version`, the
-        trainer's own; or when `final` says to take what there is. With `expert`, the strategy's share of the rows comes
-        from there, unless there is no rollout at all. Raises `TrinityError` for a step before the last checkpoint, or
-        where rows are of a newer policy than the trainer's.
+        trainer's own; or with `final`, which takes the available rows. With `expert`, the strategy's share of the rows
+        comes from there, unless there is no rollout at all. Raises `TrinityError` for a step before the last
+        checkpoint, or where rows are of a newer policy than the trainer's.
         """
         strategy, t = strategy or Fifo(), self._tables
         wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
@@ -389,7 +388,7 @@ class ExperienceStore:
 
     @again_if_away
     def untrained(self, explorer: str | None = None) -> int:
-        """Rows in the queue, of all explorers or of one: once the trainer has finished, nobody trains on them."""
+        """Rows in the queue, of all explorers or of one: once the trainer has finished, they stay untrained."""
         with self._database.read() as connection:
             return presence.untrained_rows(connection, self._tables, explorer)
 

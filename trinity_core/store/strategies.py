@@ -288,7 +288,7 @@ def make_strategy(
             args.setdefault("max_staleness", max_staleness)
         if name == "priority":
             args = {**(replay or {}), **args}
-        made = STRATEGIES.resolve(name)(**args)
+        strategy = STRATEGIES.resolve(name)(**args)
     except TypeError as error:
         raise TrinityError(f"sample_strategy_args of {name!r} do not fit: {error}") from error
-    return made
+    return strategy

@@ -101,8 +101,8 @@ def _spill_of(root: Path) -> Path:
 def _private(folder: Path) -> Path:
     with clear_errors("making", folder), suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise TrinityError(f"{folder} is no folder of yours; weights are not put there. Remove it, or move the run")
     return folder
 

@@ -1,4 +1,4 @@
-"""The sync method `nccl`: the trainer pushes weights into the engines; a record only says which version that was.
+"""The sync method `nccl`: the trainer pushes weights into the engines; a record only names the version.
 
 Version 0 is what engines start with and is not pushed. The connection is made with the first push, when the engines
 have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no explore
@@ -35,7 +35,7 @@ PUSHED = "pushed_weights"
 
 
 class PushedVersions(MemoryVersions):
-    """Versions whose tensors are in the engines alone: a record holds the number, the digests and the weight check."""
+    """Versions whose tensors only the engines hold: a record has the number, the digests and the weight check."""
 
     @classmethod
     def open(cls, job_dir: Path) -> Self:
@@ -43,7 +43,7 @@ class PushedVersions(MemoryVersions):
         return cls(job_dir / PUSHED, shared=memory_root(job_dir))
 
     keeps_tensors = False
-    """An explorer takes nothing from here; checkpoints do, where the run `needs_copies`."""
+    """Explorers do not load from here; checkpoints do if the run `needs_copies`."""
 
     def publisher(self, config: Config, trainer: TrainerRank) -> PushPublisher:
         """A `PushPublisher` to the engines of the run."""

@@ -1,9 +1,9 @@
 """One GPU for explorer and trainer, one at a time (`cluster.colocate`).
 
-The rule, from which no deadlock follows: a side gives the GPU up before it waits for the other one, and waits for
-nothing but files while it holds it. The explorer waits where its version is not published, the trainer where there is
-no batch, so the schedule and the store say whose turn it is. The lock only keeps a side from using the GPU before the
-other has left it. The system takes it from a process that dies; engines of an explorer that died end with the run.
+The rule that excludes deadlocks: a side releases the GPU before it waits for the other one, and waits for nothing but
+files while it holds the GPU. The explorer waits if its version is not published, the trainer if there is no batch, so
+schedule and store decide whose turn it is. The lock only keeps a side from using the GPU before the other has released
+it. The system releases the lock of a process that dies; engines of a dead explorer end with the run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trinity_core.files import clear_errors
 from trinity_core.waits import Wait, poll
 
 LOOK_SECONDS = 0.25
-"""Between two questions whether the GPU is needed at all."""
+"""Between two checks whether the GPU is still needed."""
 
 
 class SharedGpu:
     """One side's hold on the GPU. Not thread-safe: one thread at a time takes and gives."""
 
     def __init__(self, path: Path, side: str) -> None:
-        """`path`: the lock file, the same for both sides; `side`: who holds it, in messages."""
+        """`path`: the lock file, the same for both sides; `side`: this side's name in messages."""
         self._path, self._side = path, side
         self._lock: IO[str] | None = None
         self._wait: Wait | None = None
@@ -45,11 +45,11 @@ class SharedGpu:
     def acquire(
         self, timeout: float, is_over: Callable[[], bool], tell: Callable[[str], None] = lambda text: None
     ) -> bool:
-        """Blocks until this side holds the GPU; False once `is_over()`: there is no need for it any more.
+        """Block until this side holds the GPU; False once `is_over()`: it is no longer needed.
 
-        `tell` is told now and then what is waited for, in words, and "" at the end.
-        Raises `TransientFault`, which names the holder, `timeout` seconds (`synchronizer.sync_timeout`) after that has
-        told of progress.
+        `tell` is called now and then with what is waited for, in words, and with "" at the end. Raises
+        `TransientFault`, which names the holder, `timeout` seconds (`synchronizer.sync_timeout`) after the holder's
+        last progress.
         """
         if self.held:
             return True
@@ -84,14 +84,14 @@ class SharedGpu:
                     lock.close()
 
     def release(self) -> None:
-        """Let the other side have the GPU; nothing happens if this one does not hold it."""
+        """Release the GPU to the other side; no effect if this one does not hold it."""
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may have the file open too
             self._lock.close()
             self._lock = None
 
     def tell_progress(self) -> None:
-        """A step is done: the other side's limit begins anew, if this one holds the GPU."""
+        """A step is done: restart the other side's time limit, if this one holds the GPU."""
         if self._lock is not None:
             self._sign()
 

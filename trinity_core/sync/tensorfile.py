@@ -174,4 +174,4 @@ def _check(layout: Layout, name: str, tensor: torch.Tensor, expected: bool) -> N
 
 def _check_all_came(missing: Collection[str]) -> None:
     if missing:
-        raise DataError(f"{len(missing)} tensors of the layout did not come, {next(iter(missing))} among them")
+        raise DataError(f"{len(missing)} tensors of the layout are missing, {next(iter(missing))} among them")

@@ -211,11 +211,12 @@ class WeightVersions(ABC):
                 raise WeightSyncError(self._foreign(version, name, tensors.get(name)))
 
     def _foreign(self, version: int, name: str, tensor: torch.Tensor | None) -> str:
-        found = "missing" if tensor is None else "not the one that the trainer published"
+        difference = "missing" if tensor is None else "not the one that the trainer published"
         others = {v: record.digests.get(name) for v in self.versions() if v != version and (record := self.record(v))}
         same = [v for v, d in others.items() if tensor is not None and d is not None and d.bytes == byte_digest(tensor)]
-        return f"version {version} of the weights in {self.root} cannot be loaded: its tensor {name} is {found}" + (
-            f", but that of version {same[0]}" if same else ""
+        return (
+            f"version {version} of the weights in {self.root} cannot be loaded: its tensor {name} is {difference}"
+            + (f", but that of version {same[0]}" if same else "")
         )
 
     def values(self, version: int, dtype: str) -> dict[str, int]:
@@ -301,9 +302,11 @@ def versions_class(method: str) -> type[WeightVersions]:
     if method not in SYNC_METHODS:
         *others, last = SYNC_METHODS
         raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}")
-    found = resolve_name(SYNC_METHODS[method].implementation)
-    assert isinstance(found, type) and issubclass(found, WeightVersions), SYNC_METHODS[method].implementation
-    return found
+    implementation = resolve_name(SYNC_METHODS[method].implementation)
+    assert isinstance(implementation, type) and issubclass(implementation, WeightVersions), SYNC_METHODS[
+        method
+    ].implementation
+    return implementation
 
 
 def open_versions(method: str, job_dir: Path | str) -> WeightVersions:

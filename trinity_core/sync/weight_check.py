@@ -108,10 +108,10 @@ def verify_parameters(
         for parameters, tensors in match([name for name in names if name not in others], published, others):
             if any(name.endswith(COMPUTED) for name in parameters):
                 continue
-            found = [rank.get(name) for rank in ranks for name in parameters]
-            if not _adds_up(found, [published[name] for name in tensors], len(ranks)):
-                stale = [rank.get(name) for rank in before for name in parameters] == found
-                wrong.append(_explain(parameters, tensors, held if stale or None in found else None))
+            digests = [rank.get(name) for rank in ranks for name in parameters]
+            if not _adds_up(digests, [published[name] for name in tensors], len(ranks)):
+                stale = [rank.get(name) for rank in before for name in parameters] == digests
+                wrong.append(_explain(parameters, tensors, held if stale or None in digests else None))
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")

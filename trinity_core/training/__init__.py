@@ -5,7 +5,3 @@ store, publishes weights and writes state that all ranks share. Start with `work
 
 The letters of tensor shapes are listed in `docs/glossary.md`.
 """
-
-from trinity_core.training.worker import TrainerWorker
-
-__all__ = ["TrainerWorker"]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.adapters import CONFIG, read_config
+from trinity_core.checkpoints.adapters import CONFIG, read_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.errors import DataError
 from trinity_core.layout import ADAPTER, shard_name

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longest wait of one rank for another; the others wait in a collective while rank 0 waits for a batch."""
 RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
-"""For all ranks to meet: their processes run already. Torch's error says how many have come."""
+"""Time for all ranks to join; their processes run already. Torch's error says how many have joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def uses_gpu() -> bool:
     """Whether this process was given a GPU. Raises TrinityError if torch cannot use it: the CPU is no substitute."""
     import torch
 
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    if torch.cuda.is_available() or given in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if torch.cuda.is_available() or visible in ("", "-1"):
         return torch.cuda.is_available()
     try:
         torch.cuda.init()
@@ -82,7 +82,7 @@ def uses_gpu() -> bool:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip()
     raise TrinityError(
-        f"the trainer was given GPU {given} (CUDA_VISIBLE_DEVICES), but torch cannot use it: {reason}. Install a "
+        f"the trainer was given GPU {visible} (CUDA_VISIBLE_DEVICES), but torch cannot use it: {reason}. Install a "
         "driver that fits this torch, or train on the CPU with cluster.gpu_per_node: 0"
     )
 

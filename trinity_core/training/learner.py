@@ -2,7 +2,7 @@
 
 One rank reads a model and tries its fast paths; the others get both from it. The weights follow on the device:
 DeepSpeed sends rank 0's when it takes or partitions a module, and `FrozenModule` sends those of a module that DeepSpeed
-never sees. Host memory thus holds one copy, not one for each rank.
+never sees. Host memory thus holds one copy, not one for each rank; what is freed on the way leaves the process at once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 from trinity_core.data.experience import Experience
+from trinity_core.processes import freeing_at_once
 from trinity_core.timing import StepTimer
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.distributed import Ranks, broadcast_bytes
@@ -95,6 +96,7 @@ def warmup_steps(steps: int, ratio: float, total_steps: int) -> int:
 class Learner:
     """Turns a batch of experiences into an update. Collective: every rank makes the same calls with the same batch."""
 
+    @freeing_at_once()
     def __init__(self, config: Config, total_steps: int, ranks: Ranks) -> None:
         settings = train_settings(config)
         self.ranks = ranks = split_sequences(ranks, settings.ulysses_sequence_parallel_size)
@@ -364,8 +366,8 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
     found = find_fast_paths(lm) if ranks.first else None
-    told = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
-    paths, implementation = json.loads(broadcast_bytes(told, ranks))
+    message = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+    paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)
     return FastPaths(*paths)

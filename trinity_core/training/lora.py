@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trinity_core.adapters import (
+from trinity_core.checkpoints.adapters import (
     ACTIVE,
     adapter_config,
     differences,

@@ -147,10 +147,10 @@ class ValueModel(Backbone):
 
 def _temperatures(micro: Micro, default: float) -> float | Tensor:
     """One temperature, or float32 [K]."""
-    given = micro.temperature
-    if isinstance(given, Tensor):
-        return given.nan_to_num(default)
-    return default if given is None else given
+    temperatures = micro.temperature
+    if isinstance(temperatures, Tensor):
+        return temperatures.nan_to_num(default)
+    return default if temperatures is None else temperatures
 
 
 def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trinity_core.adapters import B, is_adapter, plain_name
+from trinity_core.checkpoints.adapters import B, is_adapter, plain_name
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
@@ -152,12 +152,12 @@ class Publisher:
         Versions that are gone come from the checkpoint. Where it lacks them (the schedule may have changed), explorers
         get the oldest newer one, which may be the present weights as version `step`. Collective.
         """
-        found = kept_versions(checkpoint, self._of_adapter) if self.learner.ranks.first else {}
-        for version in self._to_publish(step, found):
+        kept = kept_versions(checkpoint, self._of_adapter) if self.learner.ranks.first else {}
+        for version in self._to_publish(step, kept):
             if version == step:
                 self.publish(step)
             else:
-                check, tensors = read_version(found[version]) if self.learner.ranks.first else (None, {})
+                check, tensors = read_version(kept[version]) if self.learner.ranks.first else (None, {})
                 self._publisher.publish_kept(version, check, tensors)
         self._write_latest()
 
@@ -168,8 +168,8 @@ class Publisher:
             there = self.versions.there_at_start()
             needed = self._schedule.resumed_versions(step, self._oldest_needed(step), {*there, *found})
             wanted = [version for version in needed if version == step or version not in there]
-        said = json.dumps(wanted).encode() if self.learner.ranks.first else None
-        return list(json.loads(broadcast_bytes(said, self.learner.ranks)))
+        message = json.dumps(wanted).encode() if self.learner.ranks.first else None
+        return list(json.loads(broadcast_bytes(message, self.learner.ranks)))
 
     def keep_for_resume(self, step: int, copying: Copying) -> None:
         """Copy the versions into the checkpoint of `step` that explorers would still need after a resume (rank 0)."""
@@ -186,7 +186,7 @@ class Publisher:
 
 
 def make_weight_check(learner: Learner, length: int) -> WeightCheck:
-    """So many fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
+    """A weight check of fixed tokens with the trainer's log-probs at temperature 1. Collective."""
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
@@ -215,12 +215,12 @@ def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]
     """
     from safetensors import safe_open
 
-    found: dict[int, Path] = {}
+    files: dict[int, Path] = {}
     for path in checkpoint.glob(f"{KEPT_WEIGHTS}*.safetensors"):
         with safe_open(path, framework="pt") as file:
             if any(map(is_adapter, file.keys())) is of_adapter:
-                found[int(file.metadata()["version"])] = path
-    return found
+                files[int(file.metadata()["version"])] = path
+    return files
 
 
 def read_version(path: Path) -> tuple[WeightCheck | None, dict[str, Tensor]]:

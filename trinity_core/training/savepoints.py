@@ -93,10 +93,10 @@ class Savepoints:
 
     def return_to_latest(self) -> int:
         """Step of the newest whole checkpoint, 0 without one; the same on every rank. Later ones are abandoned."""
-        found = latest_whole(self.layout) or 0 if self.ranks.first else 0
+        step = latest_whole(self.layout) or 0 if self.ranks.first else 0
         if self.ranks.first:
-            abandon_after(self.layout, found)
-        return int(broadcast_bytes(str(found).encode() if self.ranks.first else None, self.ranks))
+            abandon_after(self.layout, step)
+        return int(broadcast_bytes(str(step).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:
         """Step of the oldest checkpoint that is kept; 0 without one."""

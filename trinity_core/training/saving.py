@@ -1,9 +1,9 @@
 """Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
 
 A thread of each rank hands the copied files one by one to a process of its own (`checkpoints/shard_writer.py`; it
-writes small ones itself) and leaves the entries of what was written, or word that it failed, beside the temporary
-folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. Where the copies find no room in
-memory, a step waits for files to be written. One checkpoint is written at a time.
+writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, beside the temporary
+folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
+a step waits until files are written. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from trinity_core.training.distributed import Ranks
 
 WRITE_SECONDS = 7200.0
-"""For one checkpoint to be written by all ranks: as long as one rank waits for another in a collective."""
+"""Time for all ranks to write one checkpoint; equal to the time limit of a collective."""
 POLL_SECONDS = 0.05
-"""Between two looks for what other ranks have written."""
+"""Between two checks for what other ranks have written."""
 SPARE_MEMORY = 1 << 30
 """Bytes of the machine's memory that copies leave free."""
 PROCESS_BYTES = 32 << 20
@@ -160,7 +160,7 @@ class CheckpointWriter:
         self._free.put(segment)
 
     def trim(self) -> None:
-        """The checkpoint is written: let go of memory that others may need."""
+        """Free memory that others may need, once the checkpoint is written."""
         if self._is_scarce:
             while not self._free.empty():
                 self._free.get().close()
@@ -176,7 +176,7 @@ class CheckpointWriter:
             self._worker = None
             if not error.died or self._is_closed:
                 raise TransientFault(f"the process that writes the checkpoint of step {self.step} {error}") from error
-            log.warning("the process that writes the checkpoint of step %d %s; another one writes on", self.step, error)
+            log.warning("the process that writes the checkpoint of step %d %s; another one continues", self.step, error)
         try:
             return self._ask(method, *arguments)
         except NoAnswer as error:
@@ -200,7 +200,7 @@ class Copying:
 
     def __init__(self, writer: CheckpointWriter, spare: int) -> None:
         self.files: SimpleQueue[tuple[Piece, Segment] | BaseException | None] = SimpleQueue()
-        """What there is to write; None at the end, an exception if the copy failed."""
+        """Files to write; None at the end, an exception if the copy failed."""
         self.small: dict[str, bytes] = {}
         """Files that need no memory of their own."""
         self._writer, self._spare = writer, spare
@@ -299,8 +299,8 @@ class _Writing:
         raise TransientFault(f"rank {rank} has not written its part of the checkpoint within {WRITE_SECONDS:g} s")
 
     def _tell(self, error: Exception) -> None:
-        """Leave word for rank 0 that this rank has failed."""
+        """Leave a mark for rank 0 that this rank has failed."""
         if not self._ranks.first:
             with suppress(OSError, TrinityError):
-                told = {"error": str(error), "is_final": isinstance(error, TrinityError)}
-                self._mark(FAILED.format(self._ranks.rank), told)
+                failure = {"error": str(error), "is_final": isinstance(error, TrinityError)}
+                self._mark(FAILED.format(self._ranks.rank), failure)

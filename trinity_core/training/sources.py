@@ -43,12 +43,14 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at who is waited for."""
+"""Between two checks of what is waited for."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
 BUSY_TIMES = 24
-"""Times `max_read_timeout` that the trainer waits without a row while an explorer is seen at work."""
-BUSY = "train step %d: no experience in %g s, but an explorer works, maybe at a long evaluation; waiting on. %s"
+"""Factor on `max_read_timeout` for a wait without a single row while an explorer is at work."""
+BUSY = (
+    "train step %d: no experience in %g s, but an explorer is at work, perhaps in a long evaluation; still waiting. %s"
+)
 SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_read_timeout); %s"
 
 
@@ -58,17 +60,17 @@ class BatchSource(Protocol):
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended.
 
-        `tell` is told now and then what is waited for, in words.
+        `tell` is called now and then with what is waited for, in words.
         """
 
     def present(self, total_steps: int) -> AbstractContextManager[None]:
-        """Within this context explorers know that the trainer of so many steps is at work."""
+        """Within this context explorers see that a trainer of this many steps is at work."""
 
     def end(self) -> None:
-        """Let explorers that come later know that the trainer has ended before its last step."""
+        """Record for later explorers that the trainer has ended before its last step."""
 
     def untrained_rows(self) -> int:
-        """Rows that wait to be trained on."""
+        """Rows in the queue."""
 
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
         """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
@@ -110,7 +112,7 @@ class SupervisedSource:
             self.order["share of each data set"] = dict(
                 zip([each.name for each in (data, *others)], weights, strict=True)
             )
-            self.order["buffer.trainer_input.auxiliary_buffers"] = [each.fingerprint for each in others]
+            self.order["buffer.trainer_input.auxiliary_buffers"] = [other.fingerprint for other in others]
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The `rows` experiences of `step`."""
@@ -223,7 +225,7 @@ class RolloutSource:
             try:
                 self.store.seen(TRAINER, self.name)
             except (TransientFault, TrinityError) as fault:
-                log.warning("the trainer cannot note that it is at work: %s", fault)
+                log.warning("the trainer cannot record that it is at work: %s", fault)
 
     def end(self) -> None:
         """Note it in the store."""
@@ -318,9 +320,9 @@ def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
 
 def total_steps(config: Config, source: BatchSource) -> int:
     """Train steps of the run: `total_steps` if given, else those of `total_epochs` over the data."""
-    given = config.trainer.total_steps or config.buffer.total_steps
-    if given is not None:
-        return given
+    configured = config.trainer.total_steps or config.buffer.total_steps
+    if configured is not None:
+        return configured
     if isinstance(source, SupervisedSource):
         return source.data.steps(config.buffer.total_epochs, source.rows)
     if not config.buffer.explorer_input.tasksets:
@@ -336,9 +338,9 @@ def wait_lease(
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 
-    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row the
-    wait goes on, up to `BUSY_TIMES` as long, while an explorer is seen at work; then it raises `TransientFault`, or
-    `TrinityError` where explorers have worked meanwhile and nothing is left of what they made.
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row it
+    keeps waiting, up to `BUSY_TIMES` as long, while an explorer is at work; then it raises `TransientFault`, or
+    `TrinityError` if explorers have put steps but operators dropped all their rows.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert, whole_step=whole_step)
     before, seen = store.explorer_steps(), -1
@@ -366,7 +368,7 @@ def wait_lease(
 
 
 def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
-    """Whether an explorer is seen at work, in an evaluation or within a step whose rows may still come."""
+    """True if an explorer is at work, in an evaluation or in a step whose rows may still come."""
     is_at_work = any(
         is_expected(explorer) and explorer["waiting"] is None and not is_lost(explorer["seen"], stats.now)
         for explorer in stats.explorers.values()

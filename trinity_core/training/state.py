@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_core.adapters import A, B, is_adapter, merged_weight, plain_name
+from trinity_core.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
 from trinity_core.errors import DataError
 from trinity_core.training.engine import TrainingEngine, uncompiled
 

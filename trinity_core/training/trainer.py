@@ -40,7 +40,7 @@ otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat
 
 @dataclass
 class Progress:
-    """How far a trainer is; JSON."""
+    """A trainer's progress; JSON."""
 
     step: int = 0
     total_steps: int = 0
@@ -169,8 +169,8 @@ class Trainer:
     def summary(self) -> dict[str, object]:
         """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
 
-        `untrained_rows` are those in the queue that nobody trains on; None if the training goes on another time.
-        `explorers` has rows and staleness of all batches, by explorer.
+        `untrained_rows` are left in the queue for good; None if training will be resumed. `explorers` has rows and
+        staleness of all batches, by explorer.
         """
         progress = self.progress
         return {
@@ -224,15 +224,15 @@ class Trainer:
             self._gpu.release()
 
     def _stops(self) -> bool:
-        """True if nothing is waited for any more."""
+        """True if there is nothing to wait for any more."""
         return self.stopping.is_set() or self.savepoints.writer.failed
 
     def _by_explorer(self) -> dict[str, float]:
         """Rows of the step's batch and their mean staleness, by explorer."""
-        found = self.source.contributions(self.progress.step) if self.source is not None else {}
-        rows = {f"rows/{name}": float(each.rows) for name, each in found.items()}
+        contributions = self.source.contributions(self.progress.step) if self.source is not None else {}
+        rows = {f"rows/{name}": float(each.rows) for name, each in contributions.items()}
         return rows | {
-            f"staleness/{name}": each.staleness for name, each in found.items() if each.staleness is not None
+            f"staleness/{name}": each.staleness for name, each in contributions.items() if each.staleness is not None
         }
 
     def _tell(self, text: str) -> None:

@@ -45,7 +45,7 @@ def _path(buffer: Any, _: Mapping[str, Any]) -> Any:
 
 
 def _paths(buffers: Any, _: Mapping[str, Any]) -> Any:
-    return [_path(each, _) for each in buffers] if isinstance(buffers, list) else buffers
+    return [_path(buffer, _) for buffer in buffers] if isinstance(buffers, list) else buffers
 
 
 def _held_out(split: str, data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -113,7 +113,9 @@ def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] |
     given, explorer, stages = top["model"]["external_model"], top.get("explorer"), top.get("stages")
     if not given.get("enable"):
         return {"/explorer.external_model": None}
-    modes = [each.get("mode") for each in stages or () if isinstance(each, Mapping)] if isinstance(stages, list) else []
+    modes = (
+        [stage.get("mode") for stage in stages or () if isinstance(stage, Mapping)] if isinstance(stages, list) else []
+    )
     if "bench" not in [str(mode or top.get("mode")).lower() for mode in modes or [None]]:
         return Refused("an endpoint is scored, and neither trained nor sampled from: set mode: bench, or leave it out.")
     variable = str(given.get("base_url_env") or "OPENAI_BASE_URL")

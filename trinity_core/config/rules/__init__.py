@@ -93,7 +93,7 @@ def _names(config: Config) -> Iterator[Finding]:
 
 
 def _serve(config: Config) -> Iterator[Finding]:
-    """What contradicts mode `serve`, or would do nothing there."""
+    """Settings that contradict mode `serve` or have no effect there."""
     if config.mode != "serve":
         return
     if not config.explorer.rollout_model.enable_openai_api:
@@ -101,12 +101,12 @@ def _serve(config: Config) -> Iterator[Finding]:
         yield Finding("explorer.rollout_model.enable_openai_api", False, "conflict", message, ("mode",))
     for key in (f"{tasks.INPUT}.taskset", f"{tasks.INPUT}.tasksets"):
         if config.written(key):
-            message = "must be left out in mode serve: what users ask takes the place of tasks."
+            message = "must be left out in mode serve: users' requests take the place of tasks."
             yield Finding(key, None, "conflict", message, ("mode",))
     for key, default in (("buffer.total_steps", None), ("buffer.total_epochs", BufferConfig().total_epochs)):
         if (length := config.written(key)) not in (None, default):
             message = "must be left out in mode serve, which ends when its trainer has finished; set it there."
             yield Finding(key, length, "conflict", message, ("mode",))
     if config.synchronizer.max_staleness is not None:
-        message = "must be left out in mode serve: nobody can tell when users will give feedback."
+        message = "must be left out in mode serve: the time of users' feedback is unknown."
         yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message, ("mode",))

@@ -36,7 +36,7 @@ def colocates(config: Config, total: int) -> bool:
 
 
 def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Finding]:
-    """What keeps engine and trainer from using a GPU one at a time; `asked` takes the place of `cluster.colocate`."""
+    """Settings that keep engine and trainer from taking turns on a GPU; `asked` replaces `cluster.colocate`."""
     if not (config.cluster.colocate if asked is None else asked) or config.is_supervised or config.mode == "bench":
         return
     sync, trainer = config.synchronizer, config.trainer
@@ -132,7 +132,7 @@ def synchronizer_rules(config: Config) -> Iterator[Finding]:
 
 
 def staleness_rules(config: Config) -> Iterator[Finding]:
-    """What contradicts a bound on staleness, or new weights in mid-generation."""
+    """Settings that contradict a bound on staleness, or weight sync in mid-generation."""
     sync, most = config.synchronizer, config.synchronizer.max_staleness
     if sync.sync_in_flight and (config.is_synchronous or sync.style == "explorer_driven"):
         message = f"cannot go with sync_style {sync.sync_style}, where weights change between explore steps only."

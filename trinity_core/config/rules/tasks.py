@@ -121,7 +121,7 @@ def _unfilled(weights: list[dict[int, float]]) -> int | None:
 def _queues(
     config: Config, training: list[tuple[str, TasksetConfig]], evals: list[tuple[str, TasksetConfig]]
 ) -> Iterator[Finding]:
-    """Task sets of `storage_type: queue`, whose tasks arrive while the run goes on."""
+    """Task sets of `storage_type: queue`, whose tasks arrive during the run."""
     for key, taskset in evals:
         if taskset.storage_type == "queue":
             yield Finding(
@@ -139,13 +139,13 @@ def _queues(
             message = "must be left out: tasks of a queue are taken once each, in the order of arrival."
             yield Finding(f"{key}.task_selector", None, "conflict", message)
         if len(training) > 1 and taskset.weight is None and not taskset.weight_by_step:
-            message = "must be given, for all training task sets: nobody knows how many tasks a queue will have."
+            message = "must be given, for all training task sets: the number of a queue's tasks is unknown."
             yield Finding(f"{key}.weight", None, "missing", message)
     if queues and config.mode in ("both", "explore", "train") and config.buffer.total_steps is None:
-        message = "must be given: nobody knows how many tasks a queue will have."
+        message = "must be given: the number of a queue's tasks is unknown."
         yield Finding("buffer.total_steps", None, "missing", message, ("trainer.total_steps",))
     if queues and config.synchronizer.max_staleness is not None:
-        message = "must be left out with a queue of tasks: nobody can tell when tasks will arrive."
+        message = "must be left out with a queue of tasks: the time of their arrival is unknown."
         yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message)
 
 

@@ -1,4 +1,4 @@
-"""The `algorithm` section: which update is made from experiences, and with what step size."""
+"""The `algorithm` section: how experiences become an update, and with which step size."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class OptimizerConfig(Section):
     eps: Positive = 1e-8
     """Added to the root of the squared mean."""
     lr_warmup_steps: StepsOrNone = 0
-    """Steps over which the learning rate rises linearly from 0. Give this or `lr_warmup_steps_ratio`."""
+    """Warm-up: steps over which the learning rate rises linearly from 0. Give this or `lr_warmup_steps_ratio`."""
     lr_warmup_steps_ratio: Share = 0.0
     """The same as a share of all training steps."""
     warmup_style: Literal["constant", "cosine", "linear"] = "constant"
-    """Course of the learning rate after the warm-up."""
+    """Learning rate after the warm-up: `constant`, or a decay to `min_lr_ratio`."""
     min_lr_ratio: Share = 0.0
     """Share of `lr` at which `cosine` and `linear` end."""
 

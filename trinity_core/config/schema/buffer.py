@@ -77,7 +77,7 @@ class RolloutArgs(Section):
 
 
 class TaskSelectorConfig(Section):
-    """The order in which a task set is gone through."""
+    """The order in which tasks are taken from a task set."""
 
     selector_type: str = "sequential"
     """`sequential`: as stored; `shuffle`: a new permutation each epoch; `random`: drawn with replacement; `priority`:
@@ -98,7 +98,7 @@ class TasksetConfig(Section):
     name: Derived[str] = DERIVED
     """Name in metrics and logs; unique within a run."""
     storage_type: Literal["file", "queue", "sql"] = "file"
-    """How the tasks are stored. `queue`: in a table to which tasks are added while the run goes on."""
+    """How the tasks are stored. `queue`: in a table to which tasks are added during the run."""
     path: Paths = ""
     """File or folder of jsonl, json, csv or parquet, a list of such, hub name, or database URL. For `queue` a SQLite
     file, by default `tasks.db` in the run's `buffer` folder."""
@@ -188,8 +188,8 @@ class HumanVerdictsConfig(Section):
     timeout: Seconds = 86400.0
     """How long the flow waits for the verdicts."""
     on_timeout: Literal["end", "continue"] = "end"
-    """Without verdicts in time the run ends with an error, or goes on without: rewards choose among the answers, as
-    without this section."""
+    """Without verdicts in time: `end` fails the run, `continue` lets rewards choose among the answers, as without this
+    section."""
 
 
 class ExperienceBufferConfig(Section):

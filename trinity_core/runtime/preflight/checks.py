@@ -127,7 +127,9 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
 
 
 def _notices_when_opened(config: Config) -> list[str]:
-    elsewhere = [f"{each.key}: {each.message}" for each in absent_secrets(config) if config.cluster.ray_address]
+    elsewhere = [
+        f"{finding.key}: {finding.message}" for finding in absent_secrets(config) if config.cluster.ray_address
+    ]
     return [notice for notice in (template_notice(config), shared_memory_notice(config), *elsewhere) if notice]
 
 
@@ -249,8 +251,8 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 
 
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """Of the machine's memory. A process on a GPU takes of it what it has beside the GPU."""
-    needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
+    """Shortage of the machine's memory; of a process on a GPU its host memory counts."""
+    needs = [(process, process.host if process.gpus else process.memory or ()) for process in stage.processes]
     of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
     wanted = sum(max(each.number * least(memory), each.reading) for each, memory in needs)
     writers = sum(each.number for each in stage.processes if each.kind == TRAINER) * WRITER_BYTES
@@ -273,7 +275,7 @@ def shared_memory_notice(config: Config) -> str:
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
     """Where published weights go that do not fit into shared memory; "" if all fit."""
-    shared = sum(each.shared_memory for each in stage.processes)
+    shared = sum(process.shared_memory for process in stage.processes)
     if shared <= room.shared_memory:
         return ""
     return (

@@ -45,8 +45,8 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
-                found = partial(_first_rollout, subset=buffer.subset_name)
-                yield from _missing(f"{key}.path", buffer.path or "", found) if is_first else ()
+                read_first = partial(_first_rollout, subset=buffer.subset_name)
+                yield from _missing(f"{key}.path", buffer.path or "", read_first) if is_first else ()
             else:
                 read = formats.preference if kind == "preferences" else formats.demonstration
                 yield from _found(key, buffer, partial(_answers, buffer, read), buffer.name)
@@ -88,7 +88,7 @@ def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> l
     is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
     features = () if is_eval else taskset.task_selector.feature_keys
     problems = row_problems(rows, taskset.format, answered, features, None, needs_prompt(taskset))
-    return [str(each) if each else None for each in problems]
+    return [str(problem) if problem else None for problem in problems]
 
 
 def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from trinity_core.adapters import start_fault
+from trinity_core.checkpoints.adapters import start_fault
 from trinity_core.config import Config
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
@@ -155,8 +155,8 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
 
 def _checkpoint_hint(folder: Path) -> str:
     """Where the model is, if the folder is one of a run here."""
-    found = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
-    return f" This is a run's folder; its latest model: {found[-1].parent}." if found else ""
+    converted = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
+    return f" This is a run's folder; its latest model: {converted[-1].parent}." if converted else ""
 
 
 def _weights_fault(folder: Path) -> str:

@@ -17,7 +17,7 @@ class Need:
     why: str
     """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
     spared: bool = False
-    """True for what is taken only where there is room for it."""
+    """True for memory that is taken only if it is free."""
 
 
 def total(needs: Iterable[Need]) -> int:

@@ -43,7 +43,7 @@ def hindrance(config: Config) -> str:
     """Why a stage cannot be measured; empty if it can."""
     if asks_person(config):
         return "it waits for a person's verdicts (human_verdicts)"
-    if config.explores and any(each.storage_type == "queue" for each in config.buffer.explorer_input.tasksets):
+    if config.explores and any(taskset.storage_type == "queue" for taskset in config.buffer.explorer_input.tasksets):
         return "its tasks come from a queue (storage_type: queue), which a trial would take from the run"
     if config.cluster.ray_address:
         return "it runs on a Ray cluster (cluster.ray_address), whose other machines do not see this one's trial"
@@ -91,7 +91,7 @@ class Pace:
     """When, in local time to the minute."""
 
     def whole(self, steps: int) -> float:
-        """Seconds of a run of so many steps."""
+        """Seconds of a run of this many steps."""
         return self.start + steps * self.step
 
 
@@ -152,8 +152,8 @@ def cached_pace(config: Config) -> Pace | None:
     """The pace of a stage on this machine; None without one, or, with a warning, if it is damaged."""
     path = cache_file(config)
     try:
-        found = read_json(path)
-        return TypeAdapter(Pace).validate_python(found) if found else None
+        record = read_json(path)
+        return TypeAdapter(Pace).validate_python(record) if record else None
     except (OSError, ValidationError) as error:
         log.warning("The pace in %s cannot be read and is taken as not measured: %s", path, error)
         return None

@@ -6,15 +6,18 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.processes import free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
+from trinity_core.runtime.preflight.models import model_fault
 from trinity_core.runtime.preflight.needs import Need, size, total
 from trinity_core.runtime.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.runtime.preflight.resource_estimate import (
@@ -99,6 +102,13 @@ def plans_with_pace(config: Config) -> list[StagePlan]:
     ]
 
 
+def missing_folder(config: Config) -> str:
+    """Why the model that a run begins with cannot be loaded, if it is a local folder; empty if it can."""
+    model = stages(config)[0].model.model_path
+    local = looks_local(model) and not stages(config)[0].external_model and not config.cluster.ray_address
+    return f"model.model_path: {fault}" if local and (fault := model_fault(Path(model))) else ""
+
+
 def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
     explores, trains = config.mode in ("both", "explore"), config.mode in ("both", "train")
     explores = explores and not config.is_supervised
@@ -131,7 +141,9 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
-        eval_sets=tuple(each.name or "" for each in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
+        eval_sets=tuple(taskset.name or "" for taskset in config.buffer.explorer_input.eval_tasksets)
+        if evaluates
+        else (),
         evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
         saves=saves(config, steps) if steps and trains else None,
         syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
@@ -236,11 +248,11 @@ def _time(stage: StagePlan) -> str:
     pace = stage.pace
     if pace is None:
         why = stage.immeasurable or ("this machine lacks what the stage asks for" if stage.unplaced else "")
-        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to tell it"
+        return f"not known: {why}" if why else "`trinity plan --measure` runs a few steps to measure it"
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
-    told = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
-    return f"{told}, without evaluations and saves; measured {pace.measured}"
+    line = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
+    return f"{line}, without evaluations and saves; measured {pace.measured}"
 
 
 def duration(seconds: float) -> str:

@@ -33,9 +33,9 @@ class Steps:
 
 def steps_of(config: Config) -> Steps:
     """The steps of a stage that explores or trains. Rows that a tokenizer would find too long are counted."""
-    given = config.buffer.total_steps or config.trainer.total_steps
-    if given:
-        return Steps(given)
+    configured = config.buffer.total_steps or config.trainer.total_steps
+    if configured:
+        return Steps(configured)
     try:
         if config.is_supervised:
             return _supervised(config)
@@ -48,7 +48,7 @@ def _explored(config: Config) -> Steps:
     tasksets = config.buffer.explorer_input.tasksets
     if not tasksets:
         return Steps(None, "there is no task set; set buffer.total_steps")
-    if any(reads_output(config, each) for each in tasksets):
+    if any(reads_output(config, taskset) for taskset in tasksets):
         return Steps(None, "the tasks are made by data_processor.task_pipeline")
     _check_readable((each.storage_type, each.path, each.split, each.subset_name) for each in tasksets)
     schedule = TaskSchedule(

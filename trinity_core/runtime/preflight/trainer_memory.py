@@ -116,12 +116,14 @@ def micro_batches(config: Config, settings: TrainSettings | CriticSettings, work
         units = units_of([row // repeats for row in range(rows)], prompts, responses, budget, largest)
     by_row = {row: unit for unit in units for row in unit.rows}
     share = plan(units, budget, workers, largest)[0]
-    made = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
-    costs = [unit.cost(largest) for unit in made]
-    top = made[costs.index(max(costs))]
-    shared = [len(unit.rows) for unit in made if unit.cost(largest) == unit.tokens]
+    micro_batches = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
+    costs = [unit.cost(largest) for unit in micro_batches]
+    top = micro_batches[costs.index(max(costs))]
+    shared = [len(unit.rows) for unit in micro_batches if unit.cost(largest) == unit.tokens]
     mask = mask_elements(max(shared, default=0), prompt, response)
-    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, mask)
+    return MicroBatches(
+        len(micro_batches), max(costs), len(top.rows) * response, len(top.rows), prompt + response, mask
+    )
 
 
 def _joined(units: Sequence[RowUnit]) -> RowUnit:
@@ -367,5 +369,5 @@ def host_needs(
     models = [policy, *([critic] if critic else [])]
     moves = reference is not None and (reference.weights_offloaded or reference.colocated)
     kept = reference.width * reference.kept if reference is not None and moves else 0
-    held = [*(each.copied() for each in models), *(each.on_host() for each in models)]
+    held = [*(model.copied() for model in models), *(model.on_host() for model in models)]
     return nonzero([base, *held, Need("reference weights", kept, "offloaded")])

@@ -49,10 +49,10 @@ def code_reward(
     if code is None:
         return Scored(graded(0.0) if partial else {"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})
     limits = CodeLimits(time_limit, int(memory_gib * 2**30), disk_mib << 20, processes)
-    tally = Judging(code, limits, partial, total_seconds).tally(tests)
-    share = tally.passed / tests.count
-    parts = graded(share) if partial else {"accuracy": float(tally.passed == tests.count)}
-    return Scored(parts, {"tests_passed": share, "limits_exceeded": float(tally.exceeded)})
+    counts = Judging(code, limits, partial, total_seconds).run(tests)
+    share = counts.passed / tests.count
+    parts = graded(share) if partial else {"accuracy": float(counts.passed == tests.count)}
+    return Scored(parts, {"tests_passed": share, "limits_exceeded": float(counts.exceeded)})
 
 
 def _longest(args: Mapping[str, Any]) -> float:

@@ -139,7 +139,7 @@ RPC_SOURCE = Path(sandbox_rpc.__file__).read_text(encoding="utf-8")
 
 
 @dataclass
-class Tally:
+class Outcomes:
     """How many tests passed, and how many went beyond a limit."""
 
     passed: int = 0
@@ -162,30 +162,30 @@ class Judging:
     wanted: bool
     total_seconds: float
 
-    def tally(self, tests: Tests) -> Tally:
-        """The result. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is none."""
+    def run(self, tests: Tests) -> Outcomes:
+        """Run the tests; their outcomes. Raises `SandboxFailed`, `Unjudged` or TimeoutError if there is none."""
         self._ends = time.monotonic() + self.total_seconds
-        tally = Tally()
+        counts = Outcomes()
         for program in tests.programs:
-            if self._is_decided(tally):
-                return tally
+            if self._is_decided(counts):
+                return counts
             self._check_time()
             ran = run_program({"solution.py": self.code}, python("solution.py"), program.given, self.limits)
-            tally.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
+            counts.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
         left = list(tests.functions)
-        while left and not self._is_decided(tally):
+        while left and not self._is_decided(counts):
             self._check_time()
-            left = left[self._functions(left, tests.setup, tally) :]
-        return tally
+            left = left[self._functions(left, tests.setup, counts) :]
+        return counts
 
-    def _is_decided(self, tally: Tally) -> bool:
-        return tally.failed > 0 and not self.wanted
+    def _is_decided(self, counts: Outcomes) -> bool:
+        return counts.failed > 0 and not self.wanted
 
     def _check_time(self) -> None:
         if time.monotonic() > self._ends:
             raise TimeoutError(f"the tests took longer than {self.total_seconds:g} s together (total_seconds)")
 
-    def _functions(self, tests: Sequence[dict[str, Any]], setup: str, tally: Tally) -> int:
+    def _functions(self, tests: Sequence[dict[str, Any]], setup: str, counts: Outcomes) -> int:
         """Run tests until one ends the answer's process, at most all; how many were decided."""
         with ExitStack() as stack:
             ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
@@ -208,28 +208,28 @@ class Judging:
             stack.enter_context(tester)
             for end in (ours, theirs, writing):
                 end.close()
-            return self._read(reading.fileno(), answer, tester, len(tests), tally)
+            return self._read(reading.fileno(), answer, tester, len(tests), counts)
 
-    def _read(self, verdicts: int, answer: Sandbox, tester: Sandbox, count: int, tally: Tally) -> int:
+    def _read(self, verdicts: int, answer: Sandbox, tester: Sandbox, count: int, counts: Outcomes) -> int:
         """Read verdicts until all are there, one is enough, or there will be no more."""
         text, done = b"", 0
-        while done < count and not self._is_decided(tally):
+        while done < count and not self._is_decided(counts):
             if is_readable(verdicts, LOOK_SECONDS):
                 piece = os.read(verdicts, 1 << 16)
                 if not piece:
-                    return self._silent(tester, tally, done)
+                    return self._silent(tester, counts, done)
                 *lines, text = (text + piece).split(b"\n")
                 for line in lines:
-                    _count(json.loads(line), tally)
+                    _count(json.loads(line), counts)
                     done += 1
                     answer.restart_clock()
             elif exceeded := answer.exceeded() or tester.exceeded():
-                tally.add(False, exceeded)
+                counts.add(False, exceeded)
                 return done + 1
             self._check_time()
         return done
 
-    def _silent(self, tester: Sandbox, tally: Tally, done: int) -> int:
+    def _silent(self, tester: Sandbox, counts: Outcomes, done: int) -> int:
         """The tests ended: after the answer's process did, which is a verdict, or by themselves, which is none."""
         try:
             status = tester.process.wait(LOOK_SECONDS * 100)
@@ -240,10 +240,10 @@ class Judging:
         return done
 
 
-def _count(verdict: dict[str, Any], tally: Tally) -> None:
+def _count(verdict: dict[str, Any], counts: Outcomes) -> None:
     if "unjudged" in verdict:
         raise Unjudged(verdict["unjudged"])
-    tally.add(verdict["passed"])
+    counts.add(verdict["passed"])
 
 
 def same_output(output: bytes, expected: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trinity_core.adapters import CONFIG, WEIGHTS, read_config, write_adapter
+from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, read_config, write_adapter
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import TEMPORARY
 
@@ -40,7 +40,7 @@ def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
 
 def test_two_converters_of_one_adapter_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writes a file of its own, and a full disk or a read-only folder is told as what it is."""
-    from trinity_core import adapters
+    from trinity_core.checkpoints import adapters
 
     names = []
     write = adapters.when_room
