@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 CODE = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/contributing_helpers.py")
@@ -27,6 +25,16 @@ ALL = (
     "CONTRIBUTING.md",
 )
 PRELUDE = "from contributing_helpers import accepts, experiences, refuses, scripted\n"
+TRY_EACH = """
+import os, runpy, sys
+import contributing_helpers, torch  # for all of them
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        runpy.run_path(name)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
 TESTS_OF_PARTS = (
     "tests/test_house.py",
     "tests/test_imports.py",
@@ -96,20 +104,19 @@ def run(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("title", sections())
-def test_example_works_as_written(title: str, tmp_path: Path) -> None:
-    copy_into(tmp_path, CODE)
-    to_try = add(title, tmp_path)
-    assert to_try, f"'{title}' is never tried"
-    for code in to_try:
-        (tmp_path / "try_it.py").write_text(PRELUDE + code)
-        run(tmp_path, sys.executable, "try_it.py")
-
-
-def test_what_looks_at_every_part_passes_with_all_examples(tmp_path: Path) -> None:
+def test_examples_work_as_written_together(tmp_path: Path) -> None:
+    """Each in a process of its own, and then the tests that look at every part."""
     copy_into(tmp_path, ALL)
+    names = []
     for title in sections():
-        add(title, tmp_path)
+        to_try = add(title, tmp_path)
+        assert to_try, f"'{title}' is never tried"
+        for number, code in enumerate(to_try):
+            names.append(f"try {title} {number}.py")
+            (tmp_path / names[-1]).write_text(PRELUDE + code)
+    run(tmp_path, sys.executable, "-c", TRY_EACH, *names)
+    for name in names:
+        (tmp_path / name).unlink()
     run(tmp_path, "make", "generated", f"PY={sys.executable}")
     run(tmp_path, sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS_OF_PARTS)
 

@@ -793,6 +793,18 @@ def test_a_run_whose_prompts_are_all_too_long_ends_at_once(config, engine):
     watch.check(1, [Outcome(task, [cut])] * 20, is_last=True)
 
 
+def test_a_run_whose_operators_leave_nothing_does_not_end_well(config, engine):
+    """Some steps may be empty; a run of none but those trains nothing."""
+    nothing = {"operators": [{"name": "zero_variance_group_filter"}]}
+    settings = config(mode="explore", data_processor={"experience_pipeline": nothing})
+    for _ in range(2):  # again: what was dropped is not taken for a run that has finished
+        with pytest.raises(TrinityError, match=r"4 explore steps.* zero_variance_group_filter"):
+            asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert stored(settings).stats().ready == 0 and stored(settings).position("explorer").step == 3
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
+
+
 def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
     settings = with_workflow("unjudged", config(mode="explore"), judged="/2")
@@ -945,16 +957,6 @@ def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
-def test_operators_change_what_is_stored(config, engine):
-    settings = config(
-        mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "zero_variance_group_filter"}]}}
-    )
-    asyncio.run(Explorer(settings, [engine]).run(explore))
-    assert stored(settings).stats().ready == 0
-    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
-    assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
-
-
 def test_operators_use_columns_of_joined_inputs(config, engine, tiny_folders, tmp_path):
     """A rating of each question is added to the rewards of its answers, and saved with what operators are given."""
     questions = [json.loads(line)["question"] for line in (tiny_folders.data / "train.jsonl").read_text().splitlines()]
@@ -975,12 +977,18 @@ def test_operators_use_columns_of_joined_inputs(config, engine, tiny_folders, tm
     assert [line["ratings.stars"] for line in saved] == [row.task_index / 4 for row in rows]
 
 
-def test_what_operators_are_given_is_saved(config, engine, tmp_path):
+@pytest.fixture
+def odd_tasks_are_dropped():
+    @OPERATORS.register("even_tasks")
+    def even_tasks(experiences):
+        return [one for one in experiences if one.task_index % 2 == 0]
+
+    return {"experience_pipeline": {"operators": [{"name": "even_tasks"}]}}
+
+
+def test_what_operators_are_given_is_saved(config, engine, odd_tasks_are_dropped, tmp_path):
     """A step that was written down but never stored, as the run was killed between, is cut off and written again."""
-    pipeline = {
-        "operators": [{"name": "zero_variance_group_filter"}],
-        "input_save_path": str(tmp_path / "given.jsonl"),
-    }
+    pipeline = odd_tasks_are_dropped["experience_pipeline"] | {"input_save_path": str(tmp_path / "given.jsonl")}
     settings = config(mode="explore", data_processor={"experience_pipeline": pipeline})
     asyncio.run(stopped_after(2, settings, engine))
     path = tmp_path / "given.jsonl"
@@ -992,16 +1000,7 @@ def test_what_operators_are_given_is_saved(config, engine, tmp_path):
     sizes = [line.metrics["experiences"] for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert list(Counter(line["step"] for line in lines).items()) == list(enumerate(sizes, 1))
     assert len({(line["group"], line["run"]) for line in lines}) == len(lines)
-    assert stored(settings).stats().ready == 0 and len(from_json(lines[0]).tokens) > 1
-
-
-@pytest.fixture
-def odd_tasks_are_dropped():
-    @OPERATORS.register("even_tasks")
-    def even_tasks(experiences):
-        return [one for one in experiences if one.task_index % 2 == 0]
-
-    return {"experience_pipeline": {"operators": [{"name": "even_tasks"}]}}
+    assert stored(settings).stats().ready < len(lines) and len(from_json(lines[0]).tokens) > 1
 
 
 def test_groups_that_are_dropped_are_replaced(config, engine, odd_tasks_are_dropped):

@@ -441,8 +441,9 @@ class Explorer:
         self._open.explored_file.resume(found.step)
         if METRICS in position:
             self._records.restore(self._step, position[METRICS])
-        known = self._open.store.stats().explorers.get(self.name, {})
-        self._failures.any_succeeded = found.step > known.get("empty_steps", 0)
+        known = self._open.store.stats().explorers
+        self._failures.any_succeeded = found.step > known.get(self.name, {}).get("empty_steps", 0)
+        self._failures.any_left = any(each["step"] > each["empty_steps"] for each in known.values())
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 

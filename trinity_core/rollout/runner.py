@@ -250,6 +250,8 @@ class FailureWatch:
     """Tasks that have failed since the last one that did not."""
     any_succeeded: bool = False
     """Whether any task of the run did not fail."""
+    any_left: bool = False
+    """Whether the operators have left anything of the run's explore steps to train on."""
 
     def check(self, step: int, outcomes: Sequence[Outcome], is_last: bool = False) -> None:
         """Note the rows of failed tasks.
@@ -267,6 +269,15 @@ class FailureWatch:
         self.in_a_row += len(outcomes)
         if self.in_a_row >= FAILED_IN_A_ROW or (is_last and not self.any_succeeded):
             raise _all_lost(f"explore step {step}", outcomes, reasons[0]) from outcomes[0].error
+
+    def check_left(self, step: int, left: Sequence[Experience], operators: Sequence[str], is_last: bool) -> None:
+        """Raises `TrinityError` in the last step if the `operators` have left nothing of the whole run to train on."""
+        self.any_left = self.any_left or any(one.action_mask.any() for one in left)
+        if is_last and not self.any_left:
+            raise TrinityError(
+                f"nothing is left to train on of all {step} explore steps; experience operators: "
+                f"{', '.join(operators) or 'none'}. See experiences/dropped/… and the rewards in the explorer's metrics"
+            )
 
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """Write down the rows of failed tasks."""

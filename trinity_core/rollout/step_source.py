@@ -270,10 +270,12 @@ async def sample_step(
     """The rollouts of a step. As often as `rounds`, tasks of which nothing is left to train on are replaced by further
     ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
 
-    Raises `TrinityError` if all its first tasks fail, and not just a few, or all tasks of the run.
+    Raises `TrinityError` if all its first tasks fail, and not just a few, or all tasks of the run; and in the last step
+    if the operators have left nothing of the run.
     """
     outcomes = await steps.outcomes(step, version)
-    failures.check(step, outcomes, is_last=step == steps.total_steps or steps.is_exhausted)
+    is_last = step == steps.total_steps or steps.is_exhausted
+    failures.check(step, outcomes, is_last)
     wanted = len(outcomes)
     timer = BusyTimer()
     with timer:
@@ -293,6 +295,7 @@ async def sample_step(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
             step, wanted - missing, wanted, len(outcomes), rounds,
         )  # fmt: skip
+    failures.check_left(step, experiences, operators.names, is_last)
     return SampledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
