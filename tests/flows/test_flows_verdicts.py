@@ -146,7 +146,7 @@ def test_a_run_without_two_answers_is_refused(config) -> None:
 
 
 def test_a_run_without_prefects_page_asks_nobody(config) -> None:
-    with pytest.raises(TrinityError, match=r"judged asks a person .*: start `trinity up` first"):
+    with pytest.raises(TrinityError, match=r"judged asks a person .*`trinity up`"):
         require_nobody_asked(config)
     shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
     keep_verdicts(config, shown, [TaskVerdict(["keep"] * len(task.answers)) for task in shown])

@@ -787,10 +787,34 @@ def test_a_run_whose_prompts_are_all_too_long_ends_at_once(config, engine):
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 .*max_prompt_tokens"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     assert not engine.calls
-    cut = Experience(np.arange(3), 1, np.zeros(2, bool), reward=0.0, truncated=True)
-    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w")
-    watch = FailureWatch(any_succeeded=True)
-    watch.check(1, [Outcome(task, [cut])] * 20, is_last=True)
+    cut = Experience(np.arange(3), 1, np.zeros(2, bool), versions=np.full(2, -1), reward=0.0, truncated=True)
+    FailureWatch(any_succeeded=True).check(1, [outcome(cut)] * 20, is_last=True)
+
+
+def outcome(one):
+    return Outcome(Task(index=3, raw={}, taskset="gsm8k", workflow="w"), [one])
+
+
+def test_answers_that_a_workflow_masks_are_no_prompts_that_were_cut():
+    long = Experience(np.arange(3), 1, np.zeros(2, bool), versions=np.zeros(2, np.int32), reward=0.0, truncated=True)
+    FailureWatch().check(1, [outcome(long)] * 20)
+
+
+def test_a_verifier_that_fails_after_it_judged_answers_is_a_passing_fault():
+    lost = outcome(Experience(np.arange(3), 1, np.zeros(2, bool), metrics={"verifier_errors": 1.0}))
+    watch = FailureWatch()
+    watch.check(1, [outcome(Experience(np.arange(3), 1, np.ones(2, bool), reward=1.0))])
+    with pytest.raises(TransientFault):
+        watch.check(2, [lost] * 8)
+    with pytest.raises(TrinityError):
+        FailureWatch().check(1, [lost] * 8)
+    FailureWatch(judged_later=True).check(1, [lost] * 8, is_last=True)
+
+
+def test_what_other_explorers_left_may_be_enough():
+    FailureWatch(has_others=lambda: True).check_left(4, [], ["filter"], True)
+    with pytest.raises(TrinityError, match="filter"):
+        FailureWatch().check_left(4, [], ["filter"], True)
 
 
 def test_a_run_whose_operators_leave_nothing_does_not_end_well(config, engine):

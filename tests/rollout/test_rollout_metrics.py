@@ -50,6 +50,7 @@ def test_a_prompt_that_was_cut_is_no_sample():
     cut = [experience(0.0), experience(0.0)]
     for one in cut:
         one.action_mask[:] = False
+        one.versions = np.full(one.response_length, -1)
     numbers = step_numbers([outcome(experience(1.0), experience(0.5)), outcome(*cut)])
     assert (numbers["reward/mean"], numbers["reward/zero_variance_groups"]) == (0.75, 0.0)
     assert eval_numbers("set", [outcome(experience(1.0)), outcome(cut[0])])["eval/set/accuracy"] == 0.5

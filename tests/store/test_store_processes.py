@@ -182,7 +182,7 @@ def test_postgresql_names_a_lock_and_a_transaction_cut_short(postgresql_url, mon
             waits.put("e", 1, {}, make_rows(1), 0)
         monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
         with ExperienceStore.open(postgresql_url, "/jobs/limits") as stands:
-            with pytest.raises(TransientFault, match="which stood still"), stands._database.write():
+            with pytest.raises(TransientFault, match="idle-in-transaction"), stands._database.write():
                 time.sleep(1.5)
             assert waits.put("e", 1, {}, make_rows(1), 0)
             assert stands.stats().ready == 2, "on a new connection"

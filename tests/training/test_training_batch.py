@@ -88,6 +88,8 @@ def test_rows_whose_prompt_was_cut_are_no_samples(make_config):
     numbers = [batch_metrics(batch, 0) for batch in batches]
     for name in ("experience/rollouts", "reward/mean", "reward/min", "reward/max"):
         assert numbers[0][name] == numbers[1][name]
+    beside = [replace(one, group=rows[0].group, run=9) for one in cut[:1]]  # an agent's that got no answer
+    assert not lay_out(rows + beside, objective).excluded.any()
 
 
 def test_masked_answer_counts_in_its_group(make_config):

@@ -127,6 +127,11 @@ class Experience:
         return self.action_mask if self.versions is None or self.newest_version < 0 else self.versions >= 0
 
     @property
+    def is_unsampled(self) -> bool:
+        """True if nothing was sampled, as where the prompt is too long: the answer is one token without loss."""
+        return self.versions is not None and self.newest_version < 0 and not self.action_mask.any()
+
+    @property
     def newest_version(self) -> int:
         """The newest policy version among its tokens; -1 if no policy sampled any."""
         return -1 if self.versions is None else int(self.versions.max())

@@ -83,7 +83,7 @@ class Explorer:
         self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
         self._turn = GpuTurn(config, self._records)
-        self._failures = FailureWatch(RejectedRows.of(config, self.name))
+        self._failures = FailureWatch(RejectedRows.of(config, self.name), judged_later=config.mode == "explore")
         self._used: tuple[float, float, float] | None = None
         """Work of engines and verifiers at the beginning of a wait for rollouts."""
 
@@ -444,6 +444,7 @@ class Explorer:
         known = self._open.store.stats().explorers
         self._failures.any_succeeded = found.step > known.get(self.name, {}).get("empty_steps", 0)
         self._failures.any_left = any(each["step"] > each["empty_steps"] for each in known.values())
+        self._failures.has_others = lambda: bool(self._open.store.stats().explorers.keys() - {self.name})
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 

@@ -30,7 +30,8 @@ def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, lengths, reward parts, failures, sequences of a rollout, sessions of the OpenAI API.
 
-    A rollout counts once in the mean of its reward and its metrics, however many experiences it became.
+    A rollout counts once in the mean of its reward and its metrics, however many experiences it became. The rewards of
+    a task whose prompt was cut are nobody's, and left out.
     `reward/zero_variance_groups` is the share of groups whose rollouts' rewards are all equal: a group-relative
     algorithm learns nothing from them.
     """
@@ -46,14 +47,15 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         sequences = [len(run) for run in runs]
         numbers["sequences_per_rollout/mean"] = float(np.mean(sequences))
         numbers["sequences_per_rollout/max"] = float(np.max(sequences))
-    rewards = _rewards(_asked(runs))
+    asked = [outcome for outcome in outcomes if not outcome.is_cut]
+    rewards = _rewards(rollouts_of(asked))
     if rewards:
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
             "reward/std": float(np.std(rewards)),
             "reward/max": float(np.max(rewards)),
             "reward/min": float(np.min(rewards)),
-            "reward/zero_variance_groups": _zero_variance_groups(outcomes),
+            "reward/zero_variance_groups": _zero_variance_groups(asked),
         }
     if experiences:
         lengths = [experience.response_length for experience in experiences]
@@ -185,14 +187,9 @@ def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
     return [mean_reward(rewards) for rewards in totals if rewards]
 
 
-def _asked(runs: Iterable[Sequence[Experience]]) -> list[list[Experience]]:
-    """The runs without experiences whose prompt was cut: for those nothing was sampled."""
-    return [[one for one in run if one.sampled.any()] for run in runs]
-
-
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
     """The share of those groups in which at least two rollouts were judged."""
-    groups = [rewards for outcome in outcomes if len(rewards := _rewards(_asked(runs_of(outcome.of_task)))) > 1]
+    groups = [rewards for outcome in outcomes if len(rewards := _rewards(runs_of(outcome.of_task))) > 1]
     return sum(len(set(rewards)) == 1 for rewards in groups) / len(groups) if groups else 0.0
 
 

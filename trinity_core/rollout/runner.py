@@ -38,6 +38,7 @@ OTHER_DISTRIBUTION = (
 )
 
 
+NO_VERDICT = "no answer that could be judged"
 CUT = (
     "a prompt that is too long: it was cut, and nothing was sampled. Raise model.max_prompt_tokens, or have such rows "
     "rejected at the start by model.enable_prompt_truncation: false"
@@ -73,7 +74,7 @@ class Outcome:
         if self.error is not None:
             return cause(self.error)
         errors = [
-            str(one.info.get("verifier_error", "no answer that could be judged"))
+            str(one.info.get("verifier_error", NO_VERDICT))
             for one in self.experiences
             if one.is_unscored and one.metrics.get(VERIFIER_ERRORS)
         ]
@@ -81,8 +82,8 @@ class Outcome:
 
     @property
     def is_cut(self) -> bool:
-        """True if none of its answers carries loss because its prompt is too long."""
-        return bool(self.experiences) and all(one.truncated and not one.action_mask.any() for one in self.experiences)
+        """True if nothing was sampled because its prompts are too long."""
+        return bool(self.experiences) and all(one.is_unsampled for one in self.experiences)
 
     @property
     def further_groups(self) -> set[str]:
@@ -252,28 +253,44 @@ class FailureWatch:
     """Whether any task of the run did not fail."""
     any_left: bool = False
     """Whether the operators have left anything of the run's explore steps to train on."""
+    judged_later: bool = False
+    """Whether answers without a reward are of use, as to a person who judges them (mode `explore`)."""
+    has_others: Callable[[], bool] = lambda: False
+    """Whether the run has other explorers: what is left of theirs may be enough."""
 
     def check(self, step: int, outcomes: Sequence[Outcome], is_last: bool = False) -> None:
         """Note the rows of failed tasks.
 
         Raises `TrinityError` if every task of explore step `step` failed, or had no answer that could be judged, and
         `FAILED_IN_A_ROW` tasks in a row, or all tasks of a run of which it `is_last`. Until one does not fail, prompts
-        that are too long count too.
+        that are too long count too. `TransientFault` if verifiers fail that have judged answers before.
         """
         self.note(outcomes)
-        reasons = [each.lost or (CUT if each.is_cut and not self.any_succeeded else "") for each in outcomes]
+        reasons = [self._reason(outcome) for outcome in outcomes]
         if not all(reasons) or not outcomes:
             self.in_a_row = 0
             self.any_succeeded |= bool(outcomes)
             return
         self.in_a_row += len(outcomes)
         if self.in_a_row >= FAILED_IN_A_ROW or (is_last and not self.any_succeeded):
-            raise _all_lost(f"explore step {step}", outcomes, reasons[0]) from outcomes[0].error
+            lost = _all_lost(f"explore step {step}", outcomes, reasons[0])
+            if self.any_succeeded and not any(outcome.failed for outcome in outcomes):
+                raise TransientFault(str(lost))
+            raise lost from outcomes[0].error
+
+    def _reason(self, outcome: Outcome) -> str:
+        """Why there is nothing to learn from a task; "" if there is something, or may be."""
+        if outcome.is_cut:
+            return "" if self.any_succeeded else CUT
+        return "" if self.judged_later and outcome.lost == NO_VERDICT else outcome.lost
 
     def check_left(self, step: int, left: Sequence[Experience], operators: Sequence[str], is_last: bool) -> None:
-        """Raises `TrinityError` in the last step if the `operators` have left nothing of the whole run to train on."""
+        """Raises `TrinityError` in the last step if the `operators` have left nothing of the whole run to train on.
+
+        Not where there are other explorers: whether theirs was enough, the trainer knows.
+        """
         self.any_left = self.any_left or any(one.action_mask.any() for one in left)
-        if is_last and not self.any_left:
+        if is_last and not (self.any_left or self.has_others()):
             raise TrinityError(
                 f"nothing is left to train on of all {step} explore steps; experience operators: "
                 f"{', '.join(operators) or 'none'}. See experiences/dropped/… and the rewards in the explorer's metrics"

@@ -47,7 +47,8 @@ class Batch:
     @property
     def excluded(self) -> Tensor:
         """bool [B]: expert rows, unscored answers and cut prompts, which take no part in advantages."""
-        out = [e.is_expert or e.is_unscored or not e.sampled.any() for e in self.experiences]
+        asked = _asked(self.experiences)
+        out = [e.is_expert or e.is_unscored or e.group not in asked for e in self.experiences]
         return torch.tensor(out, device=self.mask.device)
 
     @property
@@ -120,6 +121,11 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
     return None if all(row is None for row in rows) else _grid(rows, width, np.float32).to(device)
 
 
+def _asked(experiences: Sequence[Experience]) -> set[str]:
+    """The groups for which something was sampled; a rollout of theirs for which nothing was counts as well."""
+    return {e.group for e in experiences if not e.is_unsampled}
+
+
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
     """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps.
 
@@ -139,7 +145,8 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "response_length/truncated": float(np.mean([e.truncated for e in written])),
         "prompt_length/mean": float(np.mean([e.prompt_length for e in written])),
     }
-    asked = [e for e in own if e.sampled.any() or e.is_unscored]  # not those whose prompt was cut
+    groups = _asked(own)
+    asked = [e for e in own if e.group in groups]
     keys = zip((e.group for e in asked), rollouts_of(asked), strict=True)
     reward_of = dict(zip(keys, rollout_rewards(asked), strict=True))
     rewards = [reward for reward in reward_of.values() if reward is not None]
