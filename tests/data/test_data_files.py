@@ -361,7 +361,11 @@ def test_files_that_other_tools_wrote_are_read(tmp_path):
     frame.to_csv(tmp_path / "b.tsv", sep="\t", index=False)
     frame.to_csv(tmp_path / "c.csv.gz", index=False)
     frame.to_json(tmp_path / "d.json.gz", orient="records")
-    feather.write_feather(pyarrow.Table.from_pandas(frame), str(tmp_path / "e.feather"))
+    table = pyarrow.Table.from_pandas(frame)
+    feather.write_feather(table, str(tmp_path / "e.feather"))
+    for name, writer in (("f.arrow", pyarrow.ipc.new_file), ("g.arrow", pyarrow.ipc.new_stream)):
+        with writer(str(tmp_path / name), table.schema) as file:
+            file.write_table(table)
     for file in sorted(tmp_path.iterdir()):
         read = read_rows(str(file))
         assert read.rows == ROWS and not read.rejected, file

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -211,6 +213,36 @@ def test_metric_names_differ_between_sources() -> None:
     assert len(set(names)) == len(names) == len(sources) * len(numbers)
     assert {"reward/mean", "explorer/reward/mean", "explorer_new/reward/mean", "trainer/version"} < set(names)
     assert full_names(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
+
+
+TORCH_IS_IMPORTED_ELSEWHERE = """
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from trinity_core.tracking import other_writers
+from trinity_core.tracking.forwarder import open_writer
+from trinity_core.tracking.writers import RunInfo
+
+begun = threading.Event()
+
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name == "torch.torch_version":  # early in torch
+            begun.set()
+            time.sleep(2)
+
+sys.meta_path.insert(0, Slow)
+folder = Path(sys.argv[1])
+with ThreadPoolExecutor() as threads:
+    imported = threads.submit(__import__, "torch")
+    assert begun.wait(60) and not imported.done()
+    open_writer("tensorboard", RunInfo("p", "n", folder), folder)
+    imported.result()
+"""
+
+
+def test_tensorboard_opens_while_another_thread_imports_torch(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", TORCH_IS_IMPORTED_ELSEWHERE, str(tmp_path)], check=True, timeout=300)
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
         else (explorer_input.taskset, *explorer_input.tasksets)
     )
 
-    def sample_step(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
+    def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         return tuple(
             taskset.model_copy(
                 update={
@@ -219,8 +219,8 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     return explorer_input.model_copy(
         update={
             "taskset": None,
-            "tasksets": sample_step(training, "taskset", algorithm.repeat_times),
-            "eval_tasksets": sample_step(explorer_input.eval_tasksets, "eval", 1),
+            "tasksets": completed(training, "taskset", algorithm.repeat_times),
+            "eval_tasksets": completed(explorer_input.eval_tasksets, "eval", 1),
         }
     )
 
@@ -240,15 +240,15 @@ def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> Tra
     """Names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
-    def sample_step(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
+    def stored(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
         update = {"name": buffer.name or name, "storage_type": buffer.storage_type or storage_type}
         return buffer.model_copy(update=update)
 
     storage_type = "file" if known and not known.uses_rollouts else "queue"
-    auxiliary = {name: sample_step(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
+    auxiliary = {name: stored(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
     return given.model_copy(
         update={
-            "experience_buffer": sample_step(given.experience_buffer, "experience_buffer", storage_type),
+            "experience_buffer": stored(given.experience_buffer, "experience_buffer", storage_type),
             "auxiliary_buffers": FrozenDict(auxiliary),
         }
     )

@@ -22,6 +22,8 @@ class TensorBoardWriter:
     """Event files in `<job_dir>/monitor/tensorboard`. A resumed run adds another file."""
 
     def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
+        # `torch` by itself waits until another thread has imported the whole of it; `torch.utils` alone would not.
+        import torch  # noqa: F401
         from torch.utils.tensorboard import SummaryWriter
 
         self.faults: tuple[type[Exception], ...] = (OSError,)
