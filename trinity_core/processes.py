@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 PR_SET_PDEATHSIG = 1
-M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE_BYTES, KEPT_BYTES = 1 << 20, 32 << 20
 """Allocations of so many bytes go back to the system when they are freed: within `freeing_at_once`; otherwise, which is
 where glibc's own limit ends up in a process that frees large ones."""
@@ -64,6 +64,8 @@ def freeing_at_once() -> Iterator[None]:
         yield
     finally:
         malloc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        if "MALLOC_TRIM_THRESHOLD_" not in os.environ:  # as glibc itself does, until `mallopt` is called
+            malloc.mallopt(M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
         malloc.malloc_trim(0)
 
 

@@ -57,7 +57,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
 def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = AskedModel("qwen")
-    with pytest.raises(ModelError, match="qwen .*base_url.*OPENAI_BASE_URL"):
+    with pytest.raises(ModelError, match=r"qwen .*base_url.*OPENAI_BASE_URL"):
         EndpointModels().ask(asked, [Question("", "hello")])
     with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)

@@ -172,12 +172,14 @@ def test_eval_set_without_accuracy_counts_by_its_reward(tmp_path: Path) -> None:
 def test_evaluation_has_no_score_while_an_eval_set_has_none(tmp_path: Path) -> None:
     """The verifier of `hard` was down at step 6; an earlier score of that step does not stand in for it."""
     MetricsFile(tmp_path, "eval").write(
-        4, {"eval/easy/accuracy": 0.92, "eval/hard/accuracy": 0.3, "eval/hard/judged": 9}
+        4, {"eval/easy/accuracy": 0.92, "eval/easy/judged": 9, "eval/hard/accuracy": 0.3, "eval/hard/judged": 9}
     )
     MetricsFile(tmp_path, "eval").write(
-        6, {"eval/easy/accuracy": 0.9, "eval/hard/accuracy": 0.9, "eval/hard/judged": 9}
+        6, {"eval/easy/accuracy": 0.9, "eval/easy/judged": 9, "eval/hard/accuracy": 0.9, "eval/hard/judged": 9}
     )
-    MetricsFile(tmp_path, "eval").write(6, {"eval/easy/accuracy": 0.7, "eval/hard/judged": 0, "eval/hard/reward": 0.1})
+    MetricsFile(tmp_path, "eval").write(
+        6, {"eval/easy/accuracy": 0.7, "eval/easy/judged": 9, "eval/hard/judged": 0, "eval/hard/reward": 0.1}
+    )
     assert latest_scores(tmp_path) == {4: pytest.approx(0.61)}
 
 
