@@ -9,7 +9,7 @@ from enum import Enum
 
 from studio.launch import Launch, start_process
 from studio.prefect_runs import PrefectRuns
-from studio.runs import Run
+from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
 from trinity_core.tracking.run_record import RunState, read_record
 
@@ -38,11 +38,13 @@ def hindrance(action: Action, run: Run) -> str:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
-        case Action.CANCEL if _deployed(run) is None and _own_process(run) is None:
+        case Action.CANCEL | Action.RETRY if run.is_part and _deployed(run, action) is None:
+            return "Trainer and explorers were started one by one: stop or start each in its terminal."
+        case Action.CANCEL if _deployed(run, action) is None and _own_process(run) is None:
             return "No process of this machine leads the run: press Ctrl+C in its terminal."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
-        case Action.EVALUATE | Action.RETRY if run.launch is None and _deployed(run) is None:
+        case Action.EVALUATE | Action.RETRY if run.launch is None and _deployed(run, action) is None:
             return "The run's configuration was not recorded, or has secrets: give the command yourself."
         case Action.EVALUATE | Action.CONVERT if run.folder is None:
             return "The run has no checkpoints yet."
@@ -79,7 +81,7 @@ def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
-    if (deployed := _deployed(run)) is not None:
+    if (deployed := _deployed(run, Action.CANCEL)) is not None:
         PrefectRuns(settings.api_url).cancel(deployed, run.state is not RunState.WAITING)
     elif (pid := _own_process(run)) is not None:
         os.kill(pid, signal.SIGTERM)
@@ -91,16 +93,20 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
-    if (deployed := _deployed(run)) is not None:
+    if (deployed := _deployed(run, Action.RETRY)) is not None:
         PrefectRuns(settings.api_url).retry(deployed)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
     return f"Started process {start_process(run.launch, run.name, settings).pid}."
 
 
-def _deployed(run: Run) -> str | None:
-    """The id of its flow run, if a worker runs that."""
-    return run.flow_run.id if run.flow_run is not None and run.flow_run.deployment else None
+def _deployed(run: Run, action: Action) -> str | None:
+    """The id of its flow run, if a worker runs that. To cancel, not one that is over: a command has resumed the run."""
+    seen = run.flow_run
+    if seen is None or not seen.deployment:
+        return None
+    is_over = PREFECT_STATES.get(seen.kind, RunState.UNKNOWN).is_over
+    return None if is_over and action is Action.CANCEL else seen.id
 
 
 def _own_process(run: Run) -> int | None:

@@ -46,7 +46,7 @@ class PrefectRuns:
         self._api_url = api_url
 
     def recent(self) -> list[FlowRunSeen]:
-        """The newest flow runs, also those that are parts of others; the newest first."""
+        """The newest flow runs, the newest first; after them the parts of flow runs, which may have the same name."""
         from prefect.client.schemas.filters import FlowRunFilter
         from prefect.client.schemas.sorting import FlowRunSort
 
@@ -56,7 +56,8 @@ class PrefectRuns:
             found = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
         # A part of another run has no name of its own before its configuration has been read.
-        return [_seen(run, flows) for run in found if not run.parent_task_run_id or run.tags]
+        named = [run for run in found if not run.parent_task_run_id or run.tags]
+        return [_seen(run, flows) for run in sorted(named, key=lambda run: bool(run.parent_task_run_id))]
 
     def deployments(self, flow: str) -> dict[str, str]:
         """Deployments of a flow whose runs take one `config`: id → `flow/name`."""

@@ -16,6 +16,7 @@ from studio.curves import Curves, curves_of
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from trinity_core.checkpoints.resume import read_meta
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.public import MASK
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
@@ -112,6 +113,14 @@ class Run:
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
         return Launch(self.flow, str(config_path(self.folder)))
+
+    @property
+    def is_part(self) -> bool:
+        """True if what its folder records is a trainer or an explorer alone, each of which has a command of its own."""
+        known = ALGORITHMS.get(self.files.algorithm)
+        trains_alone = known is not None and not known.uses_rollouts
+        mode = value_at(self.files.config, "mode")
+        return not self.files.steps and (mode == "explore" or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
         """How long the latest attempt has taken so far; None if it has not begun."""

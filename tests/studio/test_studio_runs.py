@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 
@@ -97,6 +99,20 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     assert runs[3].files.model == "all_sft step 9"
 
 
+def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's `rft_async` run; its trainer and explorer begin after it and have its tags, but no deployment."""
+    from prefect.client.schemas.objects import FlowRun
+
+    flow, tags = uuid4(), ["project:p", "name:one"]
+    whole = FlowRun(flow_id=flow, deployment_id=uuid4(), tags=tags)
+    parts = [FlowRun(flow_id=flow, parent_task_run_id=uuid4(), tags=tags) for _ in range(2)]
+    earlier = FlowRun(flow_id=flow, deployment_id=uuid4(), tags=tags)
+    newest_first = SimpleNamespace(read_flow_runs=lambda **_: [*parts, whole, earlier], read_flows=list)
+    monkeypatch.setattr("studio.prefect_runs.api_client", lambda _: nullcontext(newest_first))
+    [run] = find_runs(tmp_path, PrefectRuns("").recent())
+    assert run.flow_run is not None and run.flow_run.id == str(whole.id)
+
+
 @pytest.mark.parametrize("kind", PREFECT_STATES)
 def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
     from prefect.client.schemas.objects import StateType
@@ -145,6 +161,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "waiting": find_runs(tmp_path / "none", [flow_run("one", "SCHEDULED")]),
         "by a command": find_runs(tmp_path / "going", [flow_run("one", "RUNNING", deployment="")]),
         "on another machine": find_runs(tmp_path / "elsewhere"),
+        "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
         "without Prefect": find_runs(tmp_path / "done"),
         "with a secret": find_runs(tmp_path / "secret"),
     }
@@ -156,9 +173,30 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "waiting": {Action.CANCEL},
         "by a command": {Action.CANCEL} | both,
         "on another machine": both,
+        "resumed there": both,
         "without Prefect": {Action.RETRY} | both,
         "with a secret": {Action.CONVERT},
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "algorithm", "is_part"),
+    [("both", "grpo", False), ("train", "grpo", True), ("explore", "grpo", True), ("train", "dpo", False)],
+)
+def test_a_part_that_a_command_started_does_not_stand_for_the_run(
+    mode: str, algorithm: str, is_part: bool, tmp_path: Path
+) -> None:
+    """The run's folder knows one command, of a trainer or an explorer; a worker's flow run has all parts."""
+    config = {"mode": mode, "algorithm": {"algorithm_type": algorithm}}
+    going, done = tmp_path / "going", tmp_path / "done"
+    folder(going, "one", **config)
+    folder(done, "one", outcome=RunOutcome.FAILED, **config)
+    both = {Action.EVALUATE, Action.CONVERT}
+    for job, action, kind in ((going, Action.CANCEL, "RUNNING"), (done, Action.RETRY, "FAILED")):
+        alone = both if is_part else both | {action}
+        by_command = flow_run("one", kind, deployment="")
+        assert [allowed(*find_runs(job, seen)) for seen in ([], [by_command])] == [alone, alone]
+        assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == both | {action}
 
 
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +206,15 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
     monkeypatch.setattr("os.kill", lambda *given: asked.append(given))
     settings, job = studio_settings([]), folder(tmp_path, "one")
-    for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment="")):
+    resumed = flow_run("one", "FAILED")  # by a command, after the worker's run
+    for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment=""), resumed):
         [run] = find_runs(tmp_path, [seen])
         perform(Action.CANCEL, run, settings)
     record_end(job, read_record(job), RunOutcome.FAILED)
     [run] = find_runs(tmp_path, [flow_run("one", "FAILED")])
     perform(Action.RETRY, run, settings)
-    assert asked == [("cancel", "flow run one"), (os.getpid(), signal.SIGTERM), ("retry", "flow run one")]
+    by_signal = (os.getpid(), signal.SIGTERM)
+    assert asked == [("cancel", "flow run one"), by_signal, by_signal, ("retry", "flow run one")]
 
 
 def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
