@@ -44,7 +44,9 @@ def hindrance(action: Action, run: Run) -> str:
             return "No process of this machine leads the run: press Ctrl+C in its terminal."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
-        case Action.EVALUATE | Action.RETRY if run.launch is None and _deployed(run, action) is None:
+        case Action.EVALUATE | Action.RETRY if run.launch is None and (
+            action is Action.EVALUATE or _deployed(run, action) is None
+        ):
             return "The run's configuration was not recorded, or has secrets: give the command yourself."
         case Action.EVALUATE | Action.CONVERT if run.folder is None:
             return "The run has no checkpoints yet."

@@ -164,6 +164,9 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
         "without Prefect": find_runs(tmp_path / "done"),
         "with a secret": find_runs(tmp_path / "secret"),
+        "with a secret, by a worker": find_runs(
+            tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
+        ),
     }
     found = {name: allowed(run) for name, [run] in runs.items()}
     both = {Action.EVALUATE, Action.CONVERT}
@@ -176,6 +179,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": both,
         "without Prefect": {Action.RETRY} | both,
         "with a secret": {Action.CONVERT},
+        "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
     }
 
 
