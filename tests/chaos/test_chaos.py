@@ -37,15 +37,13 @@ def numbers_of(run: ChaosRun, step: int) -> dict[str, float]:
 def test_no_death_keeps_the_other_side_from_a_shared_gpu_or_changes_an_adapter(
     tmp_path: Path, tiny_folders: TinyFolders
 ) -> None:
-    """Each side dies, most likely while it has the GPU; then the whole run between two checkpoints."""
+    """Each side dies while it has the GPU, most likely; the trainer between two checkpoints."""
     with ChaosRun(tmp_path, tiny_folders.model, tiny_folders.data, STEPS, overrides=(*ADAPTER, *TURNS)) as run:
-        run.kill(Kill("trainer", 1, "syncing"))
         run.kill(Kill("engine", 2, delay=0.2))
-        assert run.attempts == 1, run.log.read_text()
-        run.kill(Kill("flow", STEPS - 1))
+        run.kill(Kill("trainer", STEPS - 1))
         before = numbers_of(run, STEPS - 1)
         run.go()
-    assert (run.kills, run.attempts) == (3, 2), run.log.read_text()
+    assert (run.kills, run.attempts) == (2, 1), run.log.read_text()
     assert run.faults() == []
     assert run.steps_of("trainer") == run.steps_of("explorer") == list(range(1, STEPS + 1))
     assert numbers_of(run, STEPS - 1) == before and "actor/kl_loss" in before

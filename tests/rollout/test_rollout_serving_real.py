@@ -25,7 +25,7 @@ from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow
 
-STEPS, ROWS = 6, 8
+STEPS, ROWS = 4, 8
 SECONDS = 240
 
 
