@@ -85,7 +85,7 @@ class Registry(dict[str, T]):
             module = _module_of(part)
             again = name in self and _same_source(self[name], part) and self._modules.get(name) is not module
             if name in self and not again:
-                raise InputError(f"the {self.kind} '{name}' is registered already; choose another name")
+                raise InputError(f"the {self.kind} '{name}' is registered already; choose another name", key=name)
             self[name], self._modules[name] = part, module
             return part
 
@@ -101,7 +101,9 @@ class Registry(dict[str, T]):
         more = f", and more with plugin_dir: {self._recipe}" if self._recipe else ""
         hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self)) or 'none'}{more}."
         raise InputError(
-            f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
+            f"there is no {self.kind} '{name}'; {hint} "
+            "Your own is found through --plugin-dir or as package.module.Name",
+            key=name,
         )
 
     def is_imported(self, name: str) -> bool:
@@ -128,7 +130,9 @@ class Registry(dict[str, T]):
             functions = self._called(part)
         except AttributeError:
             plain = type(part).__name__
-            raise InputError(f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind") from None
+            raise InputError(
+                f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind", key=name
+            ) from None
         self._models[name] = (part, arguments_model(name, functions, self.inputs, self._leading))
         return self._models[name][1]
 
@@ -141,11 +145,13 @@ class Registry(dict[str, T]):
         try:
             module = vars(importlib.import_module(module_name))
         except ImportError as error:
-            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}") from error
+            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}", key=path) from error
         except (Exception, SystemExit) as error:  # a script may parse the arguments of `trinity` as its own
-            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}") from error
+            raise TrinityError(
+                f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}", key=path
+            ) from error
         if attribute not in module:
-            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'")
+            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'", key=path)
         found: T = module[attribute]
         return found
 

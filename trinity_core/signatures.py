@@ -143,7 +143,9 @@ def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> Non
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
         known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
-        raise InputError(f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}")
+        raise InputError(
+            f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}", key=min(unknown)
+        )
 
 
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
@@ -156,5 +158,5 @@ def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Map
     given = {name: value for name, value in inputs.items() if name in parameters and value is not None} | dict(args)
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
     if missing := required - set(given):
-        raise InputError(f"{function.__name__} needs {', '.join(sorted(missing))}")
+        raise InputError(f"{function.__name__} needs {', '.join(sorted(missing))}", key=min(missing))
     return function(**given)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, groups_with_variance, overlong_penalty
 
@@ -220,7 +221,7 @@ def test_step_wise_grpo_of_one_turn_equals_grpo():
     plain, _ = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=mask)
     stepped, _ = ADVANTAGES["step_wise_grpo"](rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0, 1, 2, 0, 1, 0, 2])
     assert torch.allclose(plain, stepped, atol=1e-7)
-    with pytest.raises(InputError, match="same turn"):
+    with raising(InputError, key="turns"):
         ADVANTAGES["step_wise_grpo"](
             rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0] * 7, turns=torch.zeros(7, dtype=torch.long)
         )
@@ -231,7 +232,7 @@ def test_overlong_penalty_by_hand():
     got = overlong_penalty(torch.tensor([1, 6, 7, 8, 10, 50]), max_length=10, cache_length=4)
     assert got.tolist() == [0, 0, -0.25, -0.5, -1, -1]
     assert overlong_penalty(torch.tensor([50]), 10, 4, factor=0.5).item() == -0.5
-    with pytest.raises(InputError, match="cache_length"):
+    with raising(InputError, key="cache_length"):
         overlong_penalty(torch.tensor([1]), 10, 11)
 
 
@@ -272,9 +273,9 @@ def test_degenerate_groups(name):
 def test_what_cannot_be_used_is_refused(name):
     with pytest.raises(InputError, match="row 1 is nan"):
         ADVANTAGES[name](rewards=torch.tensor([0.0, float("nan")]), group_ids=[0, 0], mask=MASK[:2])
-    with pytest.raises(InputError, match="group_ids"):
+    with raising(InputError, key="group_ids"):
         ADVANTAGES[name](rewards=REWARDS, group_ids=[0], mask=MASK)
-    with pytest.raises(InputError, match="rows"):
+    with raising(InputError, key="mask"):
         ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK[:3])
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, InputError
 from trinity_core.algorithms.losses.supervised import mu_at
@@ -70,13 +71,13 @@ def test_dpo_permutes_by_pairs():
 
 
 def test_dpo_refuses_what_it_cannot_use():
-    with pytest.raises(InputError, match="odd"):
+    with raising(InputError, key="mask"):
         POLICY_LOSSES["dpo"](logprobs=LOGPROBS[:3], ref_logprobs=REFERENCE[:3], mask=MASK[:3])
-    with pytest.raises(InputError, match="ref_logprobs"):
+    with raising(InputError, key="ref_logprobs"):
         POLICY_LOSSES["dpo"](logprobs=LOGPROBS, mask=MASK)
-    with pytest.raises(InputError, match="label_smoothing"):
+    with raising(InputError, key="label_smoothing"):
         POLICY_LOSSES["dpo"](logprobs=LOGPROBS, ref_logprobs=REFERENCE, mask=MASK, label_smoothing=0.9)
-    with pytest.raises(InputError, match="ref_logprobs is nan"):
+    with raising(InputError, key="ref_logprobs"):
         POLICY_LOSSES["dpo"](logprobs=LOGPROBS, ref_logprobs=REFERENCE * float("nan"), mask=MASK)
 
 
@@ -156,11 +157,11 @@ def test_mix_gradient():
 
 
 def test_mix_refuses_what_it_cannot_use():
-    with pytest.raises(InputError, match="is_expert"):
+    with raising(InputError, key="is_expert"):
         POLICY_LOSSES["mix"](**{k: v for k, v in INPUTS.items() if k != "is_expert"})
-    with pytest.raises(InputError, match="is_expert has shape"):
+    with raising(InputError, key="is_expert"):
         POLICY_LOSSES["mix"](**{**INPUTS, "is_expert": EXPERT[:2]})
-    with pytest.raises(InputError, match="mu is"):
+    with raising(InputError, key="mu"):
         POLICY_LOSSES["mix"](**INPUTS, mu=1.5)
-    with pytest.raises(InputError, match="old_logprobs is nan"):
+    with raising(InputError, key="old_logprobs"):
         POLICY_LOSSES["mix"](**{**INPUTS, "is_expert": EXPERT & False})

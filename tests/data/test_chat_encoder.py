@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Conversation
@@ -183,7 +184,7 @@ def test_a_model_without_template_is_refused():
 
     bare = make_tokenizer()
     bare.chat_template = None
-    with pytest.raises(DataError, match="chat template"):
+    with raising(DataError, key="model.custom_chat_template"):
         ChatEncoder(bare)
 
 

@@ -2,6 +2,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from raising import raising
 
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data import formats
@@ -32,7 +33,7 @@ def test_field_within_a_column_has_a_dot():
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
     ]
-    with pytest.raises(DataError, match=r"no column 'extra\.question'"):
+    with raising(DataError, key="extra.question"):
         formats.prompt_messages({"extra": "text"}, nested)
 
 
@@ -153,7 +154,7 @@ def test_preferred_messages_may_be_json_and_must_be_whole():
     text = json.dumps([{"role": "assistant", "content": "yes"}])
     better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
     assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": text[:-3], "rejected": "no"}, form)
 
 
@@ -180,7 +181,7 @@ def test_preferences_in_plaintext():
     ],
 )
 def test_prompts_that_are_no_text_are_refused(prompt):
-    with pytest.raises(DataError, match="'prompt'"):
+    with raising(DataError, key="prompt"):
         formats.prompt_messages({"prompt": prompt}, FormatConfig())
 
 
@@ -212,13 +213,13 @@ def test_a_missing_column_is_named_with_its_key():
 
 def test_unusable_demonstrations_are_refused():
     form = FormatConfig(prompt_type="messages", tools_key="tools")
-    with pytest.raises(DataError, match="messages"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER]}, form)
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
-    with pytest.raises(DataError, match="tools"):
+    with raising(DataError, key="tools"):
         formats.tools({"tools": [1]}, form)
 
 
@@ -261,13 +262,13 @@ def test_arguments_of_calls_may_be_json_text():
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", [1], "3", 3])
 def test_arguments_that_are_no_object_are_refused(arguments):
-    with pytest.raises(DataError, match="arguments"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER, calling(arguments)]}, MESSAGES)
 
 
 @pytest.mark.parametrize("calls", ["[", "f()", {"name": "f"}, [1], [{"function": "f"}], [{"function": {}}]])
 def test_calls_that_are_none_are_refused(calls):
-    with pytest.raises(DataError, match="tool_calls"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": calls}]}, MESSAGES)
 
 
@@ -296,7 +297,7 @@ def test_parts_of_text_are_joined_as_the_openai_api_joins_them():
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, 3])
 def test_parts_that_are_no_text_are_refused(part):
-    with pytest.raises(DataError, match="text"):
+    with raising(DataError, key="messages"):
         formats.prompt_messages({"messages": [{"role": "user", "content": [part]}]}, MESSAGES)
 
 
@@ -328,7 +329,7 @@ def test_answers_of_weight_0_carry_no_loss():
     ids=["nothing to learn", "the last answer", "half", "text", "of a user"],
 )
 def test_weights_that_cannot_be_heeded_are_refused(messages, form):
-    with pytest.raises(DataError, match="weight"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": messages}, form)
 
 
@@ -344,9 +345,9 @@ def test_the_input_of_an_instruction_follows_it():
     named = FormatConfig(prompt_key="q", input_key="more")
     assert formats.prompt_messages({"q": "Add.", "more": "1", "input": "2"}, named)[0]["content"] == "Add.\n\n1"
     assert formats.prompt_messages({"prompt": "Add.", "input": "2"}, FormatConfig())[0]["content"] == "Add."
-    with pytest.raises(DataError, match="'input'"):
+    with raising(DataError, key="input"):
         formats.prompt_messages({**row, "input": 3}, form)
-    with pytest.raises(DataError, match="'more'"):
+    with raising(DataError, key="more"):
         formats.prompt_messages({"q": "Add."}, named)
 
 
@@ -363,7 +364,7 @@ def test_the_input_of_an_instruction_follows_it():
 )
 def test_pairs_whose_earlier_turns_differ_are_refused(chosen, rejected):
     """The loss is on the last answers, whose log-probs say nothing of a preference under other prompts."""
-    with pytest.raises(DataError, match=r"chosen.*rejected.*message \d"):
+    with raising(DataError, key="chosen"):
         formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
 
 
@@ -373,5 +374,5 @@ def test_pairs_compare_what_is_written_not_how():
     rejected = [{**USER, "name": None}, calling({"a": 1}), RESULT, {**ANSWER, "content": "b"}]
     better, worse = formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
     assert better.messages[:-1] == worse.messages[:-1]
-    with pytest.raises(DataError, match="weight"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": {**ANSWER, "weight": 0}, "rejected": "b"}, MESSAGES)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.selectors import SelectorRows, check_columns, make_selector
@@ -125,7 +126,7 @@ def test_a_million_rows_fit_into_memory_and_time():
     "name, count", [("shuffle", 1), ("priority", 0), ("difficulty_based", 1), ("offline_easy2hard", 0)]
 )
 def test_selectors_say_how_many_columns_they_read(name, count):
-    with pytest.raises(InputError, match=rf"'{name}'.*feature_keys"):
+    with raising(InputError, key="feature_keys"):
         check_columns(name, count)
 
 

@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
@@ -47,7 +48,7 @@ def test_a_queue_ends_once(queue):
     queue.end()
     taskset = opened(queue)
     assert taskset.ended and len(taskset) == 1 and queue.count() == (1, True)
-    with pytest.raises(DataError, match="ended"):
+    with raising(DataError, key=queue.name):
         queue.add([{"prompt": "b"}])
     with sqlite3.connect(queue.path) as anyone:
         anyone.execute(INSERT, ('{"prompt": "late"}',))
@@ -131,11 +132,11 @@ def test_a_queue_that_lost_tasks_is_refused(queue):
     position = made.position()
     with sqlite3.connect(queue.path) as anyone:
         anyone.execute(f"DELETE FROM {TABLE}")
-    with pytest.raises(DataError, match="'q'"):
+    with raising(DataError, key="q"):
         TaskSchedule([opened(queue)], 2, 0).resume(position)
 
 
 def test_a_file_that_is_no_queue_is_refused(tmp_path):
     (tmp_path / "tasks.db").write_text("not a database " * 100)
-    with pytest.raises(DataError, match=r"tasks\.db"):
+    with raising(DataError, key="q"):
         TaskQueue(tmp_path / "tasks.db", "q").create()

@@ -1,11 +1,11 @@
 import json
-import re
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
@@ -198,9 +198,9 @@ def test_a_position_of_other_data_is_refused():
     made = schedule([5], "shuffle", 3, 0)
     tasks(made, 1)
     position = made.position()
-    with pytest.raises(DataError, match="tasksets"):
+    with raising(DataError, key="tasksets"):
         schedule([6], "shuffle", 3, 0).resume(position)
-    with pytest.raises(DataError, match="batch_size"):
+    with raising(DataError, key="batch_size"):
         schedule([5], "shuffle", 4, 0).resume(position)
 
 
@@ -220,7 +220,7 @@ def test_a_position_of_another_selector_is_refused(now, key):
     if key is None:
         changed.resume(position | {"evaluated": 4}, lambda: [position])
         return
-    with pytest.raises(DataError, match=re.escape(key)):
+    with raising(DataError, key=key):
         changed.resume(position, lambda: [position])
 
 
@@ -231,7 +231,7 @@ def test_changed_features_and_a_lost_history_are_refused():
     other.rows[2]["q"] = 0.99
     with pytest.raises(DataError, match=r"values of task_selector\.feature_keys"):
         TaskSchedule([other], 3, 0).resume(positions[-1], lambda: positions)
-    with pytest.raises(DataError, match="store"):
+    with raising(DataError, key="task_selector"):
         TaskSchedule([taskset(5, "difficulty_based")], 3, 0).resume(positions[-1], lambda: positions[1:])
 
 
@@ -248,7 +248,7 @@ def test_changed_rows_are_refused(selector, change):
         changed.rows.reverse()
     if change == "other answer":
         changed.rows[7]["answer"] = "4"
-    with pytest.raises(DataError, match="fingerprint"):
+    with raising(DataError, key="fingerprint of the usable rows"):
         TaskSchedule([changed], 4, 0).resume(position)
     TaskSchedule([taskset(8, selector)], 4, 0).resume(position)
     del position["fingerprint of the usable rows"]  # as a release before the fingerprint stored it
@@ -257,14 +257,14 @@ def test_changed_rows_are_refused(selector, change):
 
 def test_reordered_tasksets_are_refused():
     made = TaskSchedule([taskset(5, name="a"), taskset(5, name="b")], 3, 0)
-    with pytest.raises(DataError, match="tasksets"):
+    with raising(DataError, key="tasksets"):
         TaskSchedule([taskset(5, name="b"), taskset(5, name="a")], 3, 0).resume(made.position())
 
 
 def test_nothing_to_schedule():
-    with pytest.raises(DataError, match="task set"):
+    with raising(DataError, key="buffer.explorer_input.taskset"):
         TaskSchedule([], 1, 0)
-    with pytest.raises(InputError, match="best"):
+    with raising(InputError, key="best"):
         TaskSchedule([taskset(1, "best")], 1, 0)
 
 

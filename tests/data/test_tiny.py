@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+from raising import raising
 
 from trinity_core.data import tiny
 from trinity_core.data.tiny import NAMES, QUESTION, SUBTRACTIONS, THINGS
@@ -40,12 +41,12 @@ def test_worked_examples_rarely_subtract():
     assert shares(splits["sft"]) == pytest.approx((0.2, 0.012), abs=0.03)
     digits = re.findall(r"\d", " ".join(row["question"] for row in splits["sft"]))
     assert set(digits) == set("123456")
-    with pytest.raises(DataError, match="9 at most, not to 12"):
+    with raising(DataError, key="largest"):
         tiny.Difficulty(largest=12)
 
 
 def test_asking_for_too_many_problems_raises():
-    with pytest.raises(DataError, match="there are not 12000 more different problems; ask for fewer rows"):
+    with raising(DataError, key="count"):
         tiny.make_problems(1, 12_000, 10, 10, tiny.Difficulty(largest=2, subtractions=0.1))
 
 

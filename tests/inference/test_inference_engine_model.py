@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from raising import raising
 from rollout.fakes import FakeEngine
 from tokenizers import AddedToken
 
@@ -79,7 +80,7 @@ def test_truncated_prompt_carries_no_loss(encoder):
 
 def test_long_prompt_raises_without_truncation(encoder):
     long = [{"role": "user", "content": "apples " * 60}]
-    with pytest.raises(DataError, match="max_prompt_tokens"):
+    with raising(DataError, key="model.max_prompt_tokens"):
         with_model(encoder, lambda model: model.chat(long), truncate_prompts=False)
 
 

@@ -170,10 +170,9 @@ def test_too_many_lost_engines_raise_a_transient_fault():
 
     async def main():
         pool = await started(engine, max_restarts=0)
-        with pytest.raises(TransientFault, match="lost 1 times"):
-            await pool.generate(ask("w"))
-        with pytest.raises(TransientFault, match="lost 1 times"):
-            await pool.generate(ask("again"))
+        for name in ("w", "again"):
+            with pytest.raises(TransientFault, match="lost 1 times"):
+                await pool.generate(ask(name))
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
@@ -145,10 +146,10 @@ def test_values_of_tables_become_json(tmp_path: Path) -> None:
 
 
 def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'train'"):
+    with raising(DataError, key="split"):
         curate(TaskPipeline([write(tmp_path / "in.jsonl", [])]), tmp_path / "out")
     few = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))], test_share=1e-9)
-    with pytest.raises(DataError, match="test_share"):
+    with raising(DataError, key="test_share"):
         curate(few, tmp_path / "out")
 
 
@@ -162,7 +163,7 @@ def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:
     assert set(reasons) == {1, 3, 4}
     assert "text_length_filter" in reasons[3] and "'question'" in reasons[3]
     strict = TaskPipeline([str(tmp_path / "in.jsonl")], [chosen], max_rejected_share=0.5)
-    with pytest.raises(DataError, match="max_rejected_share"):
+    with raising(DataError, key="max_rejected_share"):
         curate(strict, tmp_path / "out")
 
 
@@ -217,11 +218,11 @@ def test_pipeline_that_keeps_nothing_says_why(tmp_path: Path) -> None:
         ("text_length_filter", {"input_keys": ["a"], "min_len": 3, "max_len": 2}, "max_len"),
         ("duplicate_filter", {"input_keys": []}, "input_keys"),
         ("format_check_filter", {"input_key": "a", "pattern": "("}, "pattern"),
-        ("text_lenght_filter", {}, "text_length_filter"),
+        ("text_lenght_filter", {}, "text_lenght_filter"),
     ],
 )
 def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: dict[str, Any], key: str) -> None:
-    with pytest.raises(InputError, match=key):
+    with raising(InputError, key=key):
         questions_left(tmp_path, asked("a"), operator(name, **args))
     assert not (tmp_path / "out").exists()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import EndpointError, InputError, ModelError, TransientFault
@@ -115,5 +116,5 @@ def test_the_last_verdict_counts() -> None:
     ],
 )
 def test_arguments_that_do_not_suit_each_other(args: dict[str, object], key: str) -> None:
-    with pytest.raises(InputError, match=key):
+    with raising(InputError, key=key):
         made_operator(difficulty(**args))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
+from raising import raising
 from saving_helpers import save
 
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
@@ -400,7 +401,7 @@ def test_nonfinite_value_or_reward_error_names_the_step(learner):
     with pytest.raises(TrinityError, match=r"train step 2: .*inf"):
         ppo.step(batch, 2)
     ppo.critic.engine.module.value_head.weight.data.fill_(float("nan"))
-    with pytest.raises(TrinityError, match="train step 3: values is nan at row 0"):
+    with raising(TrinityError, key="values"):
         ppo.step(make_batch(1), 3)
 
 
@@ -451,7 +452,7 @@ def test_student_at_another_temperature_is_refused():
 
     for same in (None, 1.0):
         torch.testing.assert_close(prepared(same)[0].advantages, prepared(1.0)[0].advantages)
-    with pytest.raises(InputError, match=r"sampled at temperature 0\.5"):
+    with raising(InputError, key="rollout_args.temperature"):
         prepared(0.5)
 
 

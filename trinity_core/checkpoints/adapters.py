@@ -165,7 +165,10 @@ def merge(
             tensor = merged_weight(tensor, adapter[module + A], adapter[module + B], scale)
         yield name, tensor
     if missing:
-        raise DataError(f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?")
+        raise DataError(
+            f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?",
+            key=min(missing),
+        )
 
 
 def linear_names(lm: Any) -> list[str]:

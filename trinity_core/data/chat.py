@@ -98,7 +98,8 @@ class ChatEncoder:
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
             raise DataError(
-                "the model has no chat template; give one as model.custom_chat_template or chat_template_path"
+                "the model has no chat template; give one as model.custom_chat_template or chat_template_path",
+                key="model.custom_chat_template",
             )
         added = self.tokenizer.added_tokens_decoder
         special = {number for number, token in added.items() if token.special} | {self.tokenizer.eos_token_id}
@@ -237,7 +238,8 @@ class ChatEncoder:
         if encodings is None:
             raise DataError(
                 "the model's tokenizer does not say which characters a token stands for, so answers cannot be located; "
-                "use a model folder with a tokenizer.json"
+                "use a model folder with a tokenizer.json",
+                key="tokenizer.json",
             )
         return encodings
 
@@ -275,7 +277,8 @@ class ChatEncoder:
             self._writes_tools = not self._writes_alike((_ASKED, [_TOOL]), (_ASKED, None))
         if not self._writes_tools and self._writes_alike((messages, tools), (messages, None)):
             raise DataError(
-                "the chat template leaves out tools; use a template that writes them, or no format.tools_key"
+                "the chat template leaves out tools; use a template that writes them, or no format.tools_key",
+                key="format.tools_key",
             )
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:

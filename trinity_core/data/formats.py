@@ -55,7 +55,7 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
-        raise DataError(f"column '{form.messages_key}' has no message to answer")
+        raise DataError(f"column '{form.messages_key}' has no message to answer", key=form.messages_key)
     return [without_weight(message) for message in _begun(messages, row, form)]
 
 
@@ -80,7 +80,7 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
     if not listed:
         return None
     if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
-        raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool")
+        raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool", key=form.tools_key or "")
     return [{"type": "function", "function": tool} if "name" in tool else tool for tool in listed]
 
 
@@ -93,14 +93,16 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if len(messages) < 2:
-        raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from")
+        raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from", key=form.messages_key)
     messages = _begun(messages, row, form)
     unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
         which = "every answer" if every_turn else "the last answer, which alone carries loss,"
-        raise DataError(f"column '{form.messages_key}': {which} has weight 0, so there is nothing to learn")
+        raise DataError(
+            f"column '{form.messages_key}': {which} has weight 0, so there is nothing to learn", key=form.messages_key
+        )
     return conversation
 
 
@@ -118,13 +120,14 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
     chosen, rejected = (conversation.messages for conversation in pair)
     columns = f"columns '{form.chosen_key}' and '{form.rejected_key}'"
     if chosen == rejected:
-        raise DataError(f"{columns} hold the same answer")
+        raise DataError(f"{columns} hold the same answer", key=form.chosen_key)
     if chosen[:-1] != rejected[:-1]:
         earlier = zip_longest(chosen[:-1], rejected[:-1])
         differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
         raise DataError(
             f"{columns} differ in message {differing} already, before their last answers, on which alone the loss is; "
-            "give pairs that answer the same conversation"
+            "give pairs that answer the same conversation",
+            key=form.chosen_key,
         )
     return pair[0], pair[1]
 
@@ -137,9 +140,9 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         value = _parsed(value, key) if _holds_messages(value) else [{"role": "assistant", "content": value}]
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
-        raise DataError(f"column '{key}' must end with an assistant's message")
+        raise DataError(f"column '{key}' must end with an assistant's message", key=key)
     if answer[-1].get(WEIGHT) == 0:
-        raise DataError(f"column '{key}' ends with an answer of weight 0, so there is nothing to prefer")
+        raise DataError(f"column '{key}' ends with an answer of weight 0, so there is nothing to prefer", key=key)
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in ("system", "user"):
         return _begun(plain, row, form)
@@ -154,7 +157,7 @@ def _asked(row: Row, form: FormatConfig) -> str:
         return prompt
     text = _column(row, key, "input_key")
     if text is not None and not isinstance(text, str):
-        raise DataError(f"column '{key}' (format.input_key) must hold text, not {short(text)}")
+        raise DataError(f"column '{key}' (format.input_key) must hold text, not {short(text)}", key=key)
     return f"{prompt}\n\n{text}" if text and text.strip() else prompt
 
 
@@ -213,14 +216,16 @@ def column(row: Row, key: str) -> Any:
 
 def _column(row: Row, key: str, setting: str) -> Any:
     if not has_column(row, key):
-        raise DataError(f"there is no column '{key}' (format.{setting}); its columns are {', '.join(map(str, row))}")
+        raise DataError(
+            f"there is no column '{key}' (format.{setting}); its columns are {', '.join(map(str, row))}", key=key
+        )
     return column(row, key)
 
 
 def _text(row: Row, key: str, setting: str) -> str:
     value = _column(row, key, setting)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"column '{key}' must hold text, not {short(value)}")
+        raise DataError(f"column '{key}' must hold text, not {short(value)}", key=key)
     return value
 
 
@@ -230,7 +235,7 @@ def _messages(row: Row, key: str, setting: str) -> list[Message]:
 
 def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}")
+        raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}", key=key)
     return [read_message(message, key) for message in messages]
 
 
@@ -253,7 +258,9 @@ def _parsed(value: Any, key: str | None) -> Any:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"column '{key}' looks like JSON but cannot be read: it {json_problem(error)}") from error
+        raise DataError(
+            f"column '{key}' looks like JSON but cannot be read: it {json_problem(error)}", key=key or ""
+        ) from error
     if reason := row_problem(parsed):
-        raise DataError(f"column '{key}' {reason}")
+        raise DataError(f"column '{key}' {reason}", key=key or "")
     return parsed

@@ -69,10 +69,14 @@ def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
 def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
     """Key and joined columns of a row. Raises DataError if it lacks one of them."""
     if missing := [column for column in (settings.join_key, *settings.columns) if column not in row]:
-        raise DataError(f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}")
+        raise DataError(
+            f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}", key=missing[0]
+        )
     key = comparable(row[settings.join_key])
     if key is None:
-        raise DataError(f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number")
+        raise DataError(
+            f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number", key=settings.join_key
+        )
     wanted = settings.columns or [column for column in row if column != settings.join_key]
     return key, {f"{name}.{column}": _json(row[column]) for column in wanted}
 
@@ -116,5 +120,6 @@ def _check(joined: JoinedInput, tasksets: Sequence[Taskset]) -> None:
     columns = dict.fromkeys(column for taskset in tasksets for row in taskset.rows[:1] for column in row)
     raise DataError(
         f"input '{joined.name}' belongs to no task: none has a {joined.join_key} (join_key) that a row of it has; "
-        f"columns of tasks are {', '.join(columns)}"
+        f"columns of tasks are {', '.join(columns)}",
+        key=joined.name,
     )

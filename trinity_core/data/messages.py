@@ -40,7 +40,7 @@ def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
     speaker, value = turn["from"], turn.get("value")
     others = {"weight": turn["weight"]} if "weight" in turn else {}
     if not isinstance(speaker, str) or speaker not in ROLES:
-        raise DataError(f"column '{key}' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
+        raise DataError(f"column '{key}' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}", key=key)
     if speaker == "function_call" and (calls := _turn_calls(value)):
         return {"role": "assistant", "content": "", "tool_calls": calls, **others}
     content = value if value is None or isinstance(value, str) else json.dumps(value)
@@ -74,7 +74,7 @@ def read_message(raw: Any, key: str) -> Message:
     if isinstance(raw, Mapping) and is_turn(raw):
         raw = as_message(raw, key)
     if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
-        raise DataError(f"column '{key}' must hold messages with a role and content, not {short(raw)}")
+        raise DataError(f"column '{key}' must hold messages with a role and content, not {short(raw)}", key=key)
     # Columnar files give every message every key; a null means that the key was absent, as does a list without calls,
     # which templates would take for an answer that calls tools.
     message = {name: value for name, value in raw.items() if value is not None and (value or name != "tool_calls")}
@@ -86,7 +86,7 @@ def read_message(raw: Any, key: str) -> Message:
     if message.get("tool_calls"):
         message["tool_calls"] = _calls(message["tool_calls"], key)
     elif not isinstance(message.get("content"), str | list):
-        raise DataError(f"column '{key}' has a message without content: {short(raw)}")
+        raise DataError(f"column '{key}' has a message without content: {short(raw)}", key=key)
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], key)
     _check_weight(message, key)
@@ -117,9 +117,11 @@ def _check_weight(message: Message, key: str) -> None:
     if weight is None:
         return
     if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise DataError(f"column '{key}' has a message of weight {short(weight)}; a weight is 0 (no loss) or 1")
+        raise DataError(
+            f"column '{key}' has a message of weight {short(weight)}; a weight is 0 (no loss) or 1", key=key
+        )
     if weight and message["role"] != "assistant":
-        raise DataError(f"column '{key}' has a {message['role']} message of weight 1; only answers carry loss")
+        raise DataError(f"column '{key}' has a {message['role']} message of weight 1; only answers carry loss", key=key)
 
 
 def _joined(parts: Sequence[Any], key: str) -> str:
@@ -128,7 +130,9 @@ def _joined(parts: Sequence[Any], key: str) -> str:
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") in TEXTS else part
         if not isinstance(text, str):
-            raise DataError(f"column '{key}' has a message with {short(part)} in its content; models see text alone")
+            raise DataError(
+                f"column '{key}' has a message with {short(part)} in its content; models see text alone", key=key
+            )
         texts.append(text)
     return "\n".join(texts)
 
@@ -140,14 +144,14 @@ def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
             calls = json.loads(calls)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"column '{key}' has tool_calls that cannot be read: the text {json_problem(error)}"
+                f"column '{key}' has tool_calls that cannot be read: the text {json_problem(error)}", key=key
             ) from error
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise DataError(f"column '{key}' has tool_calls that are no list of objects: {short(calls)}")
+        raise DataError(f"column '{key}' has tool_calls that are no list of objects: {short(calls)}", key=key)
     calls = [{"type": "function", "function": dict(call)} if "name" in call else dict(call) for call in calls]
     for call in calls:
         if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
-            raise DataError(f"column '{key}' has tool_calls without the name of a function: {short(call)}")
+            raise DataError(f"column '{key}' has tool_calls without the name of a function: {short(call)}", key=key)
     return [_with_arguments(call, lambda arguments: _object(arguments, key)) for call in calls]
 
 
@@ -160,10 +164,10 @@ def _object(arguments: Any, key: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             reason = json_problem(error)
             raise DataError(
-                f"column '{key}' has a tool call whose arguments cannot be read: the text {reason}"
+                f"column '{key}' has a tool call whose arguments cannot be read: the text {reason}", key=key
             ) from error
     if not isinstance(arguments, Mapping):
-        raise DataError(f"column '{key}' has a tool call whose arguments are no object: {short(arguments)}")
+        raise DataError(f"column '{key}' has a tool call whose arguments are no object: {short(arguments)}", key=key)
     return dict(arguments)
 
 

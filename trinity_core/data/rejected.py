@@ -49,7 +49,7 @@ class RejectedRows:
         """
         path = self._write(name, rejected)
         if problem := self.problem(name, rejected, kept):
-            raise DataError(problem)
+            raise DataError(problem, key=name)
         if rejected:
             counted, where = _counted(rejected, kept), f"; all of them in {path}" if path else ""
             logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)

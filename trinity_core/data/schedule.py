@@ -47,7 +47,7 @@ class Proportional:
 
     def __post_init__(self) -> None:
         if not sum(self.sizes):
-            raise DataError("there are no rows to put in order")
+            raise DataError("there are no rows to put in order", key="rows")
 
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
         """See `Mixture`. Depends on `start` alone, so epochs run across steps."""
@@ -130,7 +130,10 @@ class TaskSchedule:
 
     def __post_init__(self) -> None:
         if not self.tasksets:
-            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
+            raise DataError(
+                "there is no task set to explore; set buffer.explorer_input.taskset",
+                key="buffer.explorer_input.taskset",
+            )
         self.sizes = tuple(0 if isinstance(each, QueueTaskset) else len(each) for each in self.tasksets)
         self.mixture = self._mixture()
         self._selector_rows = [
@@ -286,7 +289,8 @@ class TaskSchedule:
             raise DataError(
                 f"the run cannot go on after explore step {self.step}: what its task selector had learned cannot be "
                 "rebuilt from the steps in its store. Start anew: with another name, or with "
-                "continue_from_checkpoint: false"
+                "continue_from_checkpoint: false",
+                key="task_selector",
             )
 
     def _check_queues(self) -> None:
@@ -296,7 +300,8 @@ class TaskSchedule:
                 if len(taskset) < drawn:
                     raise DataError(
                         f"the run cannot go on after explore step {self.step}: {drawn} tasks of '{taskset.name}' were "
-                        f"drawn, but its queue has {len(taskset)}. Bring its file back, or start anew"
+                        f"drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
+                        key=taskset.name,
                     )
 
     def _relearn(self, observed: Mapping[str, Any]) -> None:
@@ -344,7 +349,8 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise DataError(
             f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
             "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
-            "named in the log; a newer version may reject rows that an older one took.)"
+            "named in the log; a newer version may reject rows that an older one took.)",
+            key=changed[0].partition(" was ")[0],
         )
 
 

@@ -83,7 +83,9 @@ class TaskQueue:
             count, ended = self._count(connection)
             if ended:
                 connection.execute("ROLLBACK")
-                raise DataError(f"the queue of task set '{self.name}' has ended after {count} tasks ({self.path})")
+                raise DataError(
+                    f"the queue of task set '{self.name}' has ended after {count} tasks ({self.path})", key=self.name
+                )
             connection.executemany(
                 f"INSERT INTO {self._table} (task) VALUES (?)",  # noqa: S608 - quoted
                 [(text,) for text in texts],
@@ -107,7 +109,9 @@ class TaskQueue:
             with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise DataError(f"the queue of task set '{self.name}' in {self.path} cannot be used: {error}") from error
+            raise DataError(
+                f"the queue of task set '{self.name}' in {self.path} cannot be used: {error}", key=self.name
+            ) from error
 
 
 def read_task(text: str) -> Any:

@@ -97,7 +97,7 @@ class Difficulty:
 
     def __post_init__(self) -> None:
         if not 2 <= self.largest <= 9:
-            raise DataError(f"numbers run to 2 at least and 9 at most, not to {self.largest}")
+            raise DataError(f"numbers run to 2 at least and 9 at most, not to {self.largest}", key="largest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,9 @@ def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
         if row["question"] in seen:
             repeated += 1
             if repeated > 1000:
-                raise DataError(f"there are not {count} more different problems; ask for fewer rows or larger numbers")
+                raise DataError(
+                    f"there are not {count} more different problems; ask for fewer rows or larger numbers", key="count"
+                )
             continue
         repeated = 0
         seen.add(row["question"])

@@ -157,7 +157,8 @@ class EngineModel:
         if unknown := given.keys() - chosen.keys():
             raise InputError(
                 f"the policy cannot be sampled with {', '.join(sorted(unknown))}: log-probs of that distribution would "
-                f"be missing; it takes {', '.join(chosen)}"
+                f"be missing; it takes {', '.join(chosen)}",
+                key=min(unknown),
             )
         chosen |= {name: value for name, value in given.items() if value is not None}
         chosen["max_tokens"] = min(chosen["max_tokens"], room)
@@ -180,7 +181,8 @@ class EngineModel:
             allowed = self.limits.max_prompt_tokens or self.limits.max_model_len
             raise DataError(
                 f"a prompt has more than the {allowed} tokens allowed "
-                "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation"
+                "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation",
+                key="model.max_prompt_tokens",
             )
         kept = np.asarray(prompt, dtype=np.int32)
         token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)

@@ -61,7 +61,7 @@ class Sampling:
             ("max_tokens", self.max_tokens < 1, "at least 1"),
         ):
             if wrong:
-                raise InputError(f"sampling with {name} {getattr(self, name)}: it must be {allowed}")
+                raise InputError(f"sampling with {name} {getattr(self, name)}: it must be {allowed}", key=name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

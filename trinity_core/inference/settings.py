@@ -132,7 +132,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
     """
     sampled = _samples_at_once(config)
     for key, value, message in unreported_temperatures(config) if on_gpu else []:
-        raise TrinityError(f"{key}: is {value:g}, but {message}")
+        raise TrinityError(f"{key}: is {value:g}, but {message}", key=key)
     model = config.explorer.rollout_model
     return _settings(
         model,
@@ -192,7 +192,10 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
     }
     gpu_alone = [name for name in model.extra_engine_args if not SAFE[name].on_cpu]
     if gpu_alone and not given["on_gpu"]:
-        raise TrinityError(f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU")
+        raise TrinityError(
+            f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU",
+            key=f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}",
+        )
     parser = model.reasoning_parser if model.enable_openai_api else None
     return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
 
@@ -236,7 +239,8 @@ def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:
     if longest > free // 2:
         raise TrinityError(
             f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
-            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
+            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len",
+            key="model.max_model_len",
         )
     # vLLM keeps one block for itself.
     return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * per_token

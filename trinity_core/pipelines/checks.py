@@ -139,7 +139,7 @@ def _tried_operator(
     try:
         ours([], **typed.args)
     except InputError as error:
-        report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
+        report.add(_refused(key, operator, error))
     names = [taskset.name for _, taskset in training_tasksets(config)]
     is_balance = ours is taskset_balance_filter and config.mode in ("both", "explore")
     shares = (typed.args.get("shares") or {}) if is_balance else {}
@@ -165,12 +165,19 @@ def _made_operator(config: Config, operator: OperatorConfig, key: str, report: R
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
-            report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
+            report.add(_refused(key, operator, error))
         else:
             for model in asked:
                 if why := unknown_model(config, model):
                     report.add(Finding(f"{key}.args.api_or_hf_model", model.name, "unknown-name", why))
     return typed
+
+
+def _refused(key: str, operator: OperatorConfig, error: TrinityError) -> Finding:
+    """What an operator says of its arguments, under the argument at fault if it was given."""
+    if error.key in operator.args:
+        return Finding(f"{key}.args.{error.key}", operator.args[error.key], "invalid", f"{error}.")
+    return Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}.")
 
 
 def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:

@@ -36,7 +36,9 @@ def reward_filter(
 ) -> list[Experience]:
     """Keep rollouts whose reward, the mean of their experiences', lies within the bounds."""
     if max_reward < min_reward:
-        raise InputError(f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}")
+        raise InputError(
+            f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}", key="max_reward"
+        )
     rewards = rollout_rewards(experiences)
     return [
         e
@@ -113,7 +115,9 @@ def dynamic_sampling(
     experiences = [e for e in experiences if not e.is_unscored]
     rewards = [e.total_reward for e in experiences if e.total_reward is not None]
     if len(rewards) < len(experiences):
-        raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")
+        raise TrinityError(
+            "dynamic_sampling compares rewards, but the workflow gave an experience without one", key="reward"
+        )
     groups: list[str | int] = [e.group or i for i, e in enumerate(experiences)]
     keep = groups_with_variance(torch.tensor(rewards), groups, std_threshold, rollouts_of(experiences))
     chosen, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)

@@ -301,7 +301,10 @@ def versions_class(method: str) -> type[WeightVersions]:
     """The class that implements a `synchronizer.sync_method`. Raises `TrinityError` for an unknown name."""
     if method not in SYNC_METHODS:
         *others, last = SYNC_METHODS
-        raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}")
+        raise TrinityError(
+            f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}",
+            key="synchronizer.sync_method",
+        )
     implementation = resolve_name(SYNC_METHODS[method].implementation)
     assert isinstance(implementation, type) and issubclass(implementation, WeightVersions), SYNC_METHODS[
         method

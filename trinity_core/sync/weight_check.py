@@ -123,7 +123,9 @@ def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> N
     changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise WeightSyncError(f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s")
+        raise WeightSyncError(
+            f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s", key=changed[0]
+        )
 
 
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:

@@ -207,7 +207,9 @@ def load_causal_lm(
 
     AttentionInterface.register(ATTENTION, attention)
     if Path(path).exists() and not (Path(path) / "config.json").exists():
-        raise TrinityError(f"model.model_path {path} has no config.json; give a Hugging Face model folder")
+        raise TrinityError(
+            f"model.model_path {path} has no config.json; give a Hugging Face model folder", key="model.model_path"
+        )
     common: dict[str, Any] = {
         "dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code,
     }  # fmt: skip
@@ -220,7 +222,9 @@ def load_causal_lm(
                 lm = AutoModelForCausalLM.from_config(config, **common)
             lm.tie_weights()
     except OSError as error:
-        raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise TrinityError(
+            f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}", key="model.model_path"
+        ) from error
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
     without_dropout(lm)
@@ -244,7 +248,8 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
         raise TrinityError(
             f"model.max_model_len is {max_model_len}, but {config.model_type} has rotary embeddings of type 'dynamic' "
             f"for {config.max_position_embeddings} positions, and engine and trainer would scale them differently "
-            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type"
+            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type",
+            key="model.max_model_len",
         )
     if "longrope" in kinds and not long:
         raise TrinityError(

@@ -274,7 +274,8 @@ def check_first_gap(metrics: Mapping[str, float], config: Config, on_gpu: bool) 
             f"algorithm.max_rollout_gap: in step 1 the log-probs of engine and trainer differ by {gap:.3g} nats a "
             f"token in the mean; with the same weights at most {limit:g} is plausible. Look at what changes them in "
             "the engine alone: extra_engine_args, sampling arguments, log-probs that a workflow gives. Set a larger "
-            "algorithm.max_rollout_gap if the gap is meant."
+            "algorithm.max_rollout_gap if the gap is meant.",
+            key="algorithm.max_rollout_gap",
         )
 
 

@@ -170,7 +170,10 @@ class CommandWorkflow(AgentWorkflow):
             task.write_text(json.dumps(self._told(run), default=str))
             (place / "work").mkdir()
             if absent := [name for name in arguments.secrets if name not in os.environ]:
-                raise TrinityError(f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment")
+                raise TrinityError(
+                    f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment",
+                    key="workflow_args.secrets",
+                )
             passed_on = (*PASSED_ON, *arguments.secrets)
             environment = {name: os.environ[name] for name in passed_on if name in os.environ} | {
                 "HOME": str(place / "work"),
@@ -196,7 +199,8 @@ class CommandWorkflow(AgentWorkflow):
             if "reward" not in report:
                 raise TrinityError(
                     f"the command of task set '{self.task.taskset}' reports no reward, and the task set names no "
-                    "reward function; set default_reward_fn_type"
+                    "reward function; set default_reward_fn_type",
+                    key="default_reward_fn_type",
                 )
             return None if report["reward"] is None else float(report["reward"])
         if not isinstance(report.get("answer"), str):

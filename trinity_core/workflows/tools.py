@@ -68,7 +68,7 @@ def tool_spec(function: ToolFn, name: str | None = None) -> ToolSpec:
             arguments = create_model(name, __base__=_ToolArguments, **fields)  # type: ignore[call-overload]
         parameters = arguments.model_json_schema(schema_generator=_Untitled)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError, ValueError) as error:
-        raise InputError(f"'{name}' cannot be a tool: {error}") from error
+        raise InputError(f"'{name}' cannot be a tool: {error}", key=name) from error
     parameters.pop("title", None)
     parameters.pop("description", None)
     described_as = {"name": name, "description": text, "parameters": {"properties": {}, **parameters}}
@@ -86,7 +86,9 @@ class _Untitled(GenerateJsonSchema):
 
 def _field(parameter: inspect.Parameter, doc: str | None, name: str) -> Any:
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise InputError(f"'{name}' cannot be a tool: its parameter '{parameter}' has no name to give a value by")
+        raise InputError(
+            f"'{name}' cannot be a tool: its parameter '{parameter}' has no name to give a value by", key=name
+        )
     default = ... if parameter.default is parameter.empty else parameter.default
     return Field(default, description=doc)
 
@@ -132,7 +134,7 @@ class Toolbox:
             for each in tools
         ]
         if twice := [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]:
-            raise InputError(f"two tools are called '{twice[0]}'")
+            raise InputError(f"two tools are called '{twice[0]}'", key=twice[0])
         self._specs = {spec.name: spec for spec in specs}
         self._time_limit, self._most_characters, self._most_calls = time_limit, most_characters, most_calls
         self._counts: Counter[str] = Counter()

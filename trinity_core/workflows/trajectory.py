@@ -167,7 +167,8 @@ class Trajectory:
         if text is None:
             raise TrinityError(
                 "the chat template does not show where an answer ends, so the conversation cannot go on after it; "
-                "set model.custom_chat_template to one that writes answers as they are"
+                "set model.custom_chat_template to one that writes answers as they are",
+                key="model.custom_chat_template",
             )
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 

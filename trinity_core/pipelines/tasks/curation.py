@@ -156,7 +156,8 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         if empty := [split for split, rows in written.items() if not rows]:
             raise DataError(
                 f"task pipeline: split '{empty[0]}' has no row, as {progress.kept} are left and test_share is "
-                f"{pipeline.test_share:g}"
+                f"{pipeline.test_share:g}",
+                key="test_share",
             )
         made = CuratedDataset(
             folder, name, written["train"], written.get("test", 0), progress.read, progress.rejected, progress.dropped
@@ -235,7 +236,7 @@ def _priority(row: Row, weights: Mapping[str, float]) -> float:
     for key, weight in weights.items():
         number = number_of(row.get(key))
         if number is None:
-            raise DataError(f"priority_weights: the row has no number in the column '{key}'")
+            raise DataError(f"priority_weights: the row has no number in the column '{key}'", key=key)
         total += weight * number
     return total
 
@@ -255,10 +256,13 @@ def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:
     if rejected > pipeline.max_rejected_share * read:
         raise DataError(
             f"task pipeline: {rejected} of {read} rows cannot be used, more than max_rejected_share = "
-            f"{pipeline.max_rejected_share:g} allows: {first}"
+            f"{pipeline.max_rejected_share:g} allows: {first}",
+            key="max_rejected_share",
         )
     if not read:
-        raise DataError(f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'")
+        raise DataError(
+            f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'", key="split"
+        )
     if not progress.kept:
         lost = ", ".join(f"{number} by {operator}" for operator, number in progress.dropped.items())
         raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; rejected: {first or 0}")

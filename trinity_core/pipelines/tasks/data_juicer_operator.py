@@ -39,7 +39,8 @@ class DataJuicerOperators(TaskOperator):
         if whole := [name for name in names if name.endswith(WHOLE)]:
             raise InputError(
                 f"data_juicer: {whole[0]} looks at all rows of a data set at once, but rows pass in chunks; leave it "
-                "out, or run Data-Juicer on the file first. duplicate_filter finds duplicates across chunks."
+                "out, or run Data-Juicer on the file first. duplicate_filter finds duplicates across chunks.",
+                key="operators",
             )
 
     @property

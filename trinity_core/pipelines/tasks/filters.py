@@ -58,7 +58,7 @@ class TextLengthFilter(TaskOperator):
         self._keys = checked_keys("text_length_filter", input_keys)
         self._min, self._max = min_len, float("inf") if max_len is None else max_len
         if self._max < self._min:
-            raise InputError(f"text_length_filter: max_len {max_len} is below min_len {min_len}")
+            raise InputError(f"text_length_filter: max_len {max_len} is below min_len {min_len}", key="max_len")
 
     def row(self, row: Row, memory: Memory) -> list[Row]:
         return [row] if all(self._min <= len(text_of(row, key)) <= self._max for key in self._keys) else []
@@ -77,7 +77,9 @@ class FormatCheckFilter(TaskOperator):
         try:
             self._pattern = regex.compile(pattern)
         except regex.error as error:
-            raise InputError(f"format_check_filter: pattern {pattern!r} is no regular expression: {error}") from error
+            raise InputError(
+                f"format_check_filter: pattern {pattern!r} is no regular expression: {error}", key="pattern"
+            ) from error
 
     def row(self, row: Row, memory: Memory) -> Outcome:
         try:
@@ -176,14 +178,15 @@ class LanguageIdScoreFilter(TaskOperator):
         self._lang = [lang] if isinstance(lang, str) else list(lang)
         self._min_score = min_score
         if not self._lang:
-            raise InputError("language_id_score_filter: lang must name at least one language")
+            raise InputError("language_id_score_filter: lang must name at least one language", key="lang")
 
     def start(self) -> None:
         known = _identifier().labels
         if unknown := [each for each in self._lang if each not in known]:
             raise InputError(
                 f"language_id_score_filter: no language {', '.join(unknown)} is known; lang takes codes of ISO 639, "
-                f"as {', '.join(sorted(each for each in known if len(each) == 2))}"
+                f"as {', '.join(sorted(each for each in known if len(each) == 2))}",
+                key="lang",
             )
 
     def row(self, row: Row, memory: Memory) -> list[Row]:

@@ -61,9 +61,11 @@ class JudgedFilter(TaskOperator):
         self._keys = checked_keys(name, input_keys)
         self._fields = tuple(field_names or self._keys)
         if len(self._fields) != len(self._keys):
-            raise InputError(f"{name}: field_names must have a name for each of the {len(self._keys)} input_keys")
+            raise InputError(
+                f"{name}: field_names must have a name for each of the {len(self._keys)} input_keys", key="field_names"
+            )
         if max_score < min_score:
-            raise InputError(f"{name}: max_score {max_score:g} is below min_score {min_score:g}")
+            raise InputError(f"{name}: max_score {max_score:g} is below min_score {min_score:g}", key="max_score")
         self._bounds, self._temperature, self._max_tokens = (min_score, max_score), temperature, max_tokens
 
     @property

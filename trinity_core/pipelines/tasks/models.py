@@ -62,7 +62,7 @@ class NoAnswer:
 def asked_model(operator: str, name: str, base_url: str | None, api_key_env: str | None) -> AskedModel:
     """The model of an operator's arguments. Raises InputError without a name."""
     if not name:
-        raise InputError(f"{operator}: api_or_hf_model must name the model")
+        raise InputError(f"{operator}: api_or_hf_model must name the model", key="api_or_hf_model")
     return AskedModel(name, base_url, api_key_env)
 
 

@@ -38,7 +38,10 @@ class Solving(TaskOperator):
         self._pool = RewardPool()
         REWARD_FNS.resolve(self._reward_fn)
         if self._reward_fn in MODEL_REWARDS:
-            raise InputError(f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not")
+            raise InputError(
+                f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not",
+                key="reward_fn",
+            )
 
     @property
     def asks(self) -> Sequence[AskedModel]:
@@ -115,7 +118,7 @@ class PassRateFilter(Solving):
             name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
         )
         if max_rate < min_rate:
-            raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}")
+            raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}", key="max_rate")
         self._samples, self._bounds = samples, (min_rate, max_rate)
 
     def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:

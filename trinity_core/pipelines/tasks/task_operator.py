@@ -82,14 +82,16 @@ def text_of(row: Row, key: str) -> str:
     value: Any = row.get(key)
     if not isinstance(value, str):
         problem = "has no" if value is None else "has no text in the"
-        raise DataError(f"the row {problem} column '{key}'; its columns are {', '.join(map(str, row)) or 'none'}")
+        raise DataError(
+            f"the row {problem} column '{key}'; its columns are {', '.join(map(str, row)) or 'none'}", key=key
+        )
     return value
 
 
 def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The columns. Raises InputError if there are none."""
     if not keys:
-        raise InputError(f"{operator}: input_keys must name at least one column")
+        raise InputError(f"{operator}: input_keys must name at least one column", key="input_keys")
     return tuple(keys)
 
 

@@ -110,7 +110,9 @@ def check_installed(name: str, kind: type[Any]) -> None:
 def missing(name: str, package: str, what: str = EXTRA) -> TrinityError:
     """Says how to install what an environment needs: by `what`, the extra for classes that declare a `package`."""
     elsewhere = ", or name an interpreter that has it as workflow_args.python"
-    return InputError(f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}")
+    return InputError(
+        f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}", key=package
+    )
 
 
 def wants_process(kind: type[Any] | None) -> bool:

@@ -32,9 +32,9 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{option} is no JSON ({error}): {text}") from None
+        raise InputError(f"{option} is no JSON ({error}): {text}", key=option) from None
     if not isinstance(value, dict):
-        raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}")
+        raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}", key=option)
     return value
 
 
@@ -47,7 +47,7 @@ def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
     found = next((one for one in sets if one.name == name), None)
     if found is None:
         names = ", ".join(dict.fromkeys(str(one.name) for one in sets)) or "none"
-        raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}")
+        raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}", key=name)
     return dict(found.workflow_args)
 
 

@@ -228,7 +228,7 @@ def seed_of(task: Task) -> int:
         return task.environment_seed
     text = str(seed).removesuffix(".0")  # a column with gaps is one of floats
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise DataError(f"column 'seed' is {seed!r:.80}, not a whole number")
+        raise DataError(f"column 'seed' is {seed!r:.80}, not a whole number", key="seed")
     return int(text)
 
 

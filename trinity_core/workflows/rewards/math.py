@@ -84,7 +84,10 @@ def reference(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
     answer = final_answer(text) or text
     if not answer:
-        raise DataError("the row has no reference answer to compare with; set format.response_key to its column")
+        raise DataError(
+            "the row has no reference answer to compare with; set format.response_key to its column",
+            key="format.response_key",
+        )
     return answer
 
 
@@ -188,5 +191,5 @@ def format_reward(
     try:
         match = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
     except re.error as error:
-        raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}") from error
+        raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}", key="pattern") from error
     return {"format": miss_score if match is None else match_score}
