@@ -118,4 +118,4 @@ def check_which(which: str) -> None:
     try:
         TypeAdapter(Which).validate_python(which)
     except ValidationError:
-        raise TrinityError(f"--which {which!r} is none of the choices: {CHOICES}.") from None
+        raise TrinityError(f"--which {which!r} is none of the choices: {CHOICES}.", key="--which") from None

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ports import free_port
+from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trinity_core.checkpoints import convert as convert_module
@@ -269,7 +270,7 @@ def test_batch_single_step_and_paths_within(tmp_path):
         convert_all(one.parent.parent / "stage" / "nothing") if (one.parent / "nothing").mkdir() else convert_all(
             one.parent / "nothing"
         )
-    with pytest.raises(DataError, match="does not exist"):
+    with raising(DataError, key=str(tmp_path / "missing")):
         convert_all(tmp_path / "missing")
 
 
@@ -296,7 +297,7 @@ def test_missing_config_comes_from_base_model(tmp_path):
     model = tiny()
     actor = folder_for(tmp_path, 1, model, with_config=False)
     save_whole(actor, weights_of(model))
-    with pytest.raises(DataError, match="--base-model-dir"):
+    with raising(DataError, key="--base-model-dir"):
         convert_all(tmp_path)
     folder = convert(actor.parent, _base(tmp_path, model))
     check_files = sorted(path.name for path in folder.iterdir())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from preflight_configs import SHAPE, config_of
+from raising import raising
 
 from trinity_core.config import LoraConfig, train_settings
 from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
@@ -224,7 +225,7 @@ def test_engine_holds_weights_cache_and_logits():
     assert prefill_tokens(32, 8, 88) == 8 * 88 + 24 * 32
     assert needs["prefill"] == (8 * 88 + 24 * 32) * 3 * (128 + 384) * 4
     assert needs["sampler"] == 6 * 4 * 32 * 1024
-    with pytest.raises(TrinityError, match=r"lower model\.max_model_len"):
+    with raising(TrinityError, key="model.max_model_len"):
         cpu_engine_needs(BASE, settings, SHAPE, 8, 88, 2, 1 << 18)
     (share,) = gpu_engine_needs(EngineSettings("model", 128, gpu_memory_utilization=0.5), 80 << 30)
     assert share.bytes == 40 << 30

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from raising import raising
 
 from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
@@ -132,10 +133,10 @@ def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.Mo
     placed = placement_of(joining(engine_num=8))
     assert (placed.gpu_per_node, placed.engines, placed.gpus) == (4, 8, 8)
     assert ray.joined == 0
-    with pytest.raises(TrinityError, match=r"the engines take 9 .* but the run has 8"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         placement_of(joining(engine_num=9))
     ray.gpus.pop()
-    with pytest.raises(TrinityError, match="asks for 2 nodes, but the Ray cluster has 1"):
+    with raising(TrinityError, key="cluster.node_num"):
         placement_of(joining(engine_num=1))
     assert ray.joined == 0
 
@@ -153,7 +154,7 @@ def test_a_later_attempt_waits_for_a_node_that_was_lost(
     assert "cluster.node_num asks for 2 nodes" in caplog.text
     ray.gpus.pop()
     monkeypatch.setattr("trinity_core.runtime.cluster.AGAIN_SECONDS", 0.2)
-    with pytest.raises(TransientFault, match="asks for 2 nodes, but the Ray cluster has 1"):
+    with pytest.raises(TransientFault):
         placement_of(joining(engine_num=8))
     assert ray.joined == 0
 

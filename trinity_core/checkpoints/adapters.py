@@ -82,10 +82,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})") from error
+        raise DataError(
+            f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})", key=str(folder)
+        ) from error
     if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
         raise DataError(
-            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}"
+            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}",
+            key=more[0],
         )
     return config
 

@@ -73,14 +73,14 @@ def find_steps(path: Path) -> list[Path]:
         if step_of(folder) is not None and folder.is_dir():
             return [folder]
     if not path.is_dir():
-        raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>")
+        raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>", key=str(path))
     found = [
         folder for folder in path.rglob("global_step_*")
         if step_of(folder) is not None and folder.is_dir()
         and not any(part.startswith(".") for part in folder.relative_to(path).parts)
     ]  # fmt: skip
     if not found:
-        raise DataError(f"there is no global_step_<number> folder in {path}")
+        raise DataError(f"there is no global_step_<number> folder in {path}", key=str(path))
     return sorted(found, key=lambda folder: (folder.parent, step_of(folder)))
 
 
@@ -173,7 +173,9 @@ def _config(target: Path, base: Path | None, given: Path | None) -> dict[str, An
             config: dict[str, Any] = json.loads((folder / "config.json").read_text())
             return config
     hint = f"; {given} holds none either" if given is not None else ""
-    raise DataError(f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}")
+    raise DataError(
+        f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}", key="--base-model-dir"
+    )
 
 
 def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:

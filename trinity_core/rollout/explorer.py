@@ -361,7 +361,10 @@ class Explorer:
     def _steps(self) -> StepSource:
         steps = self._open.steps
         if steps is None:
-            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
+            raise DataError(
+                "there is no task set to explore; set buffer.explorer_input.taskset",
+                key="buffer.explorer_input.taskset",
+            )
         return steps
 
     @property

@@ -308,12 +308,16 @@ def external_model(config: Config, external: ExternalModelConfig, loops: Workflo
 
 def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
     if not models:
-        raise TrinityError(f"the reward needs a {kind}, and the run has none; add one to explorer.auxiliary_models")
+        raise TrinityError(
+            f"the reward needs a {kind}, and the run has none; add one to explorer.auxiliary_models",
+            key="explorer.auxiliary_models",
+        )
     if name is None:
         return next(iter(models.values()))
     if name not in models:
         raise TrinityError(
-            f"the reward asks for the {kind} '{name}'; explorer.auxiliary_models has {', '.join(models)}"
+            f"the reward asks for the {kind} '{name}'; explorer.auxiliary_models has {', '.join(models)}",
+            key="explorer.auxiliary_models",
         )
     return models[name]
 

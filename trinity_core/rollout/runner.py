@@ -215,7 +215,7 @@ def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
             experience.temperature = task.temperature
         elif experience.temperature is not None and np.isnan(experience.temperature).any():
             if not task.is_eval:
-                raise TrinityError(f"workflow '{task.workflow}' {OTHER_DISTRIBUTION}")
+                raise TrinityError(f"workflow '{task.workflow}' {OTHER_DISTRIBUTION}", key=task.workflow)
             experience.temperature = None
 
 

@@ -127,7 +127,10 @@ def _start_reward_engine(
     from trinity_core.inference.reward_engine import RewardEngine
 
     if model.tensor_parallel_size > 1:
-        raise TrinityError(f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1")
+        raise TrinityError(
+            f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1",
+            key="tensor_parallel_size",
+        )
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     longest = model.max_model_len or config.model.max_model_len

@@ -118,7 +118,7 @@ def _configuration(
     }
     if rewards is None:
         if eval_rows is not None:
-            raise InputError("eval_rows are answered and scored, which needs rewards")
+            raise InputError("eval_rows are answered and scored, which needs rewards", key="eval_rows")
         is_dpo = "chosen" in train_set.columns
         experiences = {"name": "train", **train_set.storage}
         tree |= {"mode": "train", "algorithm": {"algorithm_type": "dpo" if is_dpo else "sft"}}
@@ -129,7 +129,8 @@ def _configuration(
         functions = _named([rewards] if callable(rewards) else rewards)
         if train_set.columns and PROMPT not in train_set.columns:
             raise InputError(
-                f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}"
+                f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}",
+                key="prompt",
             )
         name = _write_functions(root / "plugins", functions, train_set.columns)
         tree["plugin_dir"] = str(root / "plugins")
@@ -220,7 +221,8 @@ def _write_functions(folder: Path, functions: Functions, columns: Sequence[str])
                 accepted(function, {name: [] for name in ("prompts", "completions", *columns) if name != PROMPT})
         except TypeError as error:
             raise InputError(
-                f"the reward function {name}: {error}; it is given completions, prompts and the rows' columns by name"
+                f"the reward function {name}: {error}; it is given completions, prompts and the rows' columns by name",
+                key=name,
             ) from error
         _take_along(function)
     # Plugins of two runs in one process are two modules.

@@ -65,7 +65,8 @@ def with_verdicts(config: Config) -> Config:
         return config
     if asks_person(config):
         raise TrinityError(
-            f"{BUFFER}.human_verdicts asks a person, which only a flow can: start it with `trinity run` or a deployment"
+            f"{BUFFER}.human_verdicts asks a person, which only a flow can: use `trinity run` or a deployment",
+            key=f"{BUFFER}.human_verdicts",
         )
     path = str(verdicts_file(config))
     values = {"path": path, "subset_name": None, "rollouts.min_reward": KEPT, "rollouts.min_gap": 0.0}

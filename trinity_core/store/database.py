@@ -38,7 +38,8 @@ def _unusable(url: str) -> TrinityError:
     """The error for a bad URL, without its cause, which may contain the password."""
     return TrinityError(
         f"experience_buffer.path {without_password(url)!r} is no database that can be used: write "
-        "postgresql://user:password@host/database, or sqlite:///name.db for a file"
+        "postgresql://user:password@host/database, or sqlite:///name.db for a file",
+        key="buffer.trainer_input.experience_buffer.path",
     )
 
 

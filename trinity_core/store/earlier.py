@@ -170,7 +170,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
         stores = [file for file in sorted((local / "buffer").glob("*")) if file.suffix in DATABASES]
         if len(stores) != 1:
             many = f"several stores ({', '.join(map(str, stores))})" if stores else "no store"
-            raise DataError(f"{path} is no folder of a run with a store: its buffer folder has {many}")
+            raise DataError(f"{path} is no folder of a run with a store: its buffer folder has {many}", key=str(path))
         yield from _in_store(f"sqlite:///{stores[0].absolute()}", subset)
 
 

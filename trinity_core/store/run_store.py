@@ -71,7 +71,9 @@ def read_identity(folder: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged, so the run's store is not known: restore that file ({error})") from error
+        raise DataError(
+            f"{path} is damaged, so the run's store is not known: restore that file ({error})", key=str(path)
+        ) from error
 
 
 def file_owner(config: Config, path: Path) -> dict[str, str]:
@@ -108,7 +110,8 @@ def _branched(known: Identity, config: Config) -> Identity:
         raise TrinityError(
             f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "
             f"(buffer.trainer_input.experience_buffer.path). Remove one of the two folders, or begin a run with "
-            "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface"
+            "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface",
+            key="name",
         )
     return replace(known, id=uuid4().hex)
 

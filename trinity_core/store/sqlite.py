@@ -43,9 +43,15 @@ class SQLite(StoreBackend):
     def connect(self, url: URL) -> Engine:
         """As `StoreBackend`; makes the file's folder. Raises TrinityError if it is in memory or has a `fault`."""
         if not url.database or url.database == ":memory:":
-            raise TrinityError("the experience store must outlive its process: give a file, not an in-memory database")
+            raise TrinityError(
+                "the experience store must outlive its process: give a file, not an in-memory database",
+                key="buffer.trainer_input.experience_buffer.path",
+            )
         if fault := self.fault(url):
-            raise TrinityError(f"buffer.trainer_input.experience_buffer.path {fault}")
+            raise TrinityError(
+                f"buffer.trainer_input.experience_buffer.path {fault}",
+                key="buffer.trainer_input.experience_buffer.path",
+            )
         with clear_errors("making", Path(url.database).parent):
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})

@@ -107,7 +107,7 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
     Without actors all of them count. Raises TrinityError for a level that does not exist.
     """
     if level.upper() not in LEVELS:
-        raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.")
+        raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.", key="--level")
     least = _severity(level.upper())
 
     def passes(entry: LogEntry) -> bool:

@@ -420,7 +420,7 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
-        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
+        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
 
 

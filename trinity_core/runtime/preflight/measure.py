@@ -115,7 +115,8 @@ def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callab
             say(f"Measuring {name}: step {done} of {STEPS}")
     raise TrinityError(
         f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} steps. "
-        "Measure it with a smaller batch_size or max_response_tokens, given as key=value."
+        "Measure it with a smaller batch_size or max_response_tokens, given as key=value.",
+        key="batch_size",
     )
 
 
