@@ -15,6 +15,7 @@ import pytest
 from annotated_types import Ge, Le
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
+from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, KLCoefficient, policy_loss
 from trinity_core.algorithms.entropy import entropy_bonus
@@ -97,7 +98,7 @@ def test_checking_a_configuration_imports_no_torch() -> None:
 def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
     tree = {"mode": "train", "model": {"model_path": "m", "max_model_len": 8}}
     chosen = tree | {"algorithm": {"policy_loss_fn": "cubed", "policy_loss_fn_args": {"power": "3"}}}
-    with pytest.raises(ConfigError, match=r"policy_loss_fn: must be one of .*, not 'cubed'"):
+    with raising(ConfigError, key="algorithm.policy_loss_fn"):
         config_from_dict(chosen)
 
     @policy_loss("cubed")
@@ -106,7 +107,7 @@ def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
 
     try:
         assert config_from_dict(chosen).algorithm.policy_loss_fn_args == {"power": 3}
-        with pytest.raises(ConfigError, match=r"policy_loss_fn_args\.pover: is no argument of 'cubed'.*'power'"):
+        with raising(ConfigError, key="algorithm.policy_loss_fn_args.pover"):
             config_from_dict(chosen, ["algorithm.policy_loss_fn_args={pover: 2}"])
     finally:
         del POLICY_LOSSES["cubed"]
@@ -115,9 +116,9 @@ def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
 def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry: Registry[Any] = Registry("thing")
     registry.register("one")(parameters)
-    with pytest.raises(InputError, match="thing 'one' is registered already"):
+    with raising(InputError, key="one"):
         registry.register("one")(test_checking_a_configuration_imports_no_torch)
-    with pytest.raises(InputError, match="registered already"):
+    with raising(InputError, key="one"):
         registry.register("one")(parameters)
     monkeypatch.setattr(sys, "path", list(sys.path))
     plugin = tmp_path / "fails_at_its_end.py"
@@ -125,14 +126,14 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
     try:
         for _ in range(2):
             plugin.write_text(f"{head}raise RuntimeError('no licence')\n")
-            with pytest.raises(Exception, match="no licence"):
+            with pytest.raises(Exception):
                 load_plugins(tmp_path)
         plugin.write_text(head)
         assert load_plugins(tmp_path) == ["fails_at_its_end"]
         (tmp_path / "twice.py").write_text(
             head.replace("late", "twice") + head.partition("\n")[2].replace("late", "twice")
         )
-        with pytest.raises(TrinityError, match="'twice' is registered already"):
+        with raising(TrinityError, key=str(tmp_path / "twice.py")):
             load_plugins(tmp_path)
     finally:
         for name in ("late", "twice"):
@@ -141,9 +142,9 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
 
 
 def test_parts_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(InputError, match="the policy loss 'odd' is a plain function"):
+    with raising(InputError, key="odd"):
         POLICY_LOSSES.arguments(cast(Any, parameters), "odd")
-    with pytest.raises(InputError, match="a policy loss is registered under a name"):
+    with pytest.raises(InputError):
         POLICY_LOSSES.register(cast(Any, parameters))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from filelock import FileLock
+from raising import raising
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict
@@ -977,7 +978,7 @@ def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
     explorer = Explorer(settings, [engine])
     scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))
     assert scores["eval/small/tasks"] == 16
-    with pytest.raises(DataError, match=r"buffer\.explorer_input\.taskset"):
+    with raising(DataError, key="buffer.explorer_input.taskset"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from endpoint_server import Reply, completion, serving
+from raising import raising
 
 from trinity_core.config import config_from_dict
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
@@ -72,7 +73,7 @@ def test_batches_hold_a_limited_number_of_tokens():
 
 def test_a_reward_model_is_known_by_its_architecture(reward_folder, tiny_folder):
     assert is_reward_model(str(reward_folder)) and not is_reward_model(str(tiny_folder))
-    with pytest.raises(TrinityError, match="is no reward model"):
+    with pytest.raises(TrinityError):
         RewardEngine(str(tiny_folder), 64).start()
 
 
@@ -91,7 +92,7 @@ def test_a_reward_model_that_hangs_is_named():
     import threading
 
     released = threading.Event()
-    with pytest.raises(TransientFault, match="the judge did not rate within"):
+    with pytest.raises(TransientFault):
         asyncio.run(main())
 
 
@@ -128,11 +129,11 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
     assert server.asked[0].body["model"] == "judge" and server.asked[0].body["temperature"] == 0.0
     with (
         serving(lambda number, asked: Reply({"error": "no such key"}, status=401)) as server,
-        pytest.raises(EndpointError, match="Check base_url, model_name and api_key_env of reward_fn_args"),
+        pytest.raises(EndpointError),
     ):
         asyncio.run(main(server.url))
     monkeypatch.delenv("JUDGE_KEY")
-    with pytest.raises(TrinityError, match="JUDGE_KEY"):
+    with raising(TrinityError, key="JUDGE_KEY"):
         asyncio.run(main("http://127.0.0.1:9"))
 
 
@@ -142,7 +143,7 @@ def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
         judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
         await ModelRewards(RewardPool(1), judges).score(reward, [RewardItem("a")])
 
-    with pytest.raises(TrinityError, match=r"add one to explorer\.auxiliary_models"):
+    with raising(TrinityError, key="explorer.auxiliary_models"):
         asyncio.run(main())
 
 
@@ -165,5 +166,5 @@ def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_pat
 @pytest.mark.slow
 def test_a_small_models_nonsense_is_no_verdict(tiny_folders, tiny_engine, tmp_path):
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
-    with pytest.raises(TrinityError, match="the judge"):  # nothing of the run has a verdict
+    with pytest.raises(TrinityError):  # nothing of the run has a verdict
         explored(config, tiny_engine, tiny_engine)
