@@ -41,8 +41,8 @@ class Launch:
     def parameters(self) -> dict[str, Any]:
         """The parameters of a deployment's run."""
         more = {"stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir}
-        given = {name: value for name, value in more.items() if value}
-        return {"config": self.config, "overrides": list(self.overrides), **given}
+        filled = {name: value for name, value in more.items() if value}
+        return {"config": self.config, "overrides": list(self.overrides), **filled}
 
     @property
     def command(self) -> list[str]:
@@ -52,8 +52,8 @@ class Launch:
         if self.flow != "evaluate":
             return ["run", "--config", self.config, *self.overrides]
         options = {"--which": self.which, "--stage": self.stage}
-        given = [word for name, value in options.items() if value for word in (name, value)]
-        return ["evaluate", "--config", self.config, *given, *self.overrides]
+        words = [word for name, value in options.items() if value for word in (name, value)]
+        return ["evaluate", "--config", self.config, *words, *self.overrides]
 
 
 def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:

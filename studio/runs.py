@@ -107,9 +107,9 @@ class Run:
 
         None if that has no configuration, or one whose secrets are masked.
         """
-        given = self.flow_run.parameters if self.flow_run is not None else {}
-        if isinstance(file := given.get("config"), str) and file:
-            return Launch(self.flow, file, tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+        parameters = self.flow_run.parameters if self.flow_run is not None else {}
+        if isinstance(file := parameters.get("config"), str) and file:
+            return Launch(self.flow, file, tuple(parameters.get("overrides") or ()), str(parameters.get("stage") or ""))
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
         return Launch(self.flow, str(config_path(self.folder)))
@@ -204,8 +204,8 @@ def _is_run(path: Path) -> bool:
 def _changed_at(path: Path) -> tuple[int, int]:
     if not path.exists():
         return 0, 0
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _time(seconds: float | None) -> datetime | None:

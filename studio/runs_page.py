@@ -89,7 +89,7 @@ def show_list(runs: Sequence[Run]) -> None:
     if (cells := event.selection.cells) and cells[0][1] != "state":
         st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
     with above:
-        found = st.multiselect(
+        picked = st.multiselect(
             "Find runs",
             names,
             key="found",  # what is chosen stays when a run is added
@@ -97,7 +97,7 @@ def show_list(runs: Sequence[Run]) -> None:
             label_visibility="collapsed",
             width=420,
         )
-        chosen = list(dict.fromkeys([*found, *(names[row] for row in event.selection.rows)]))
+        chosen = list(dict.fromkeys([*picked, *(names[row] for row in event.selection.rows)]))
         label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
         if chosen and st.button(label, type="primary"):
             st.switch_page(page_of_runs(), query_params={"run": chosen})

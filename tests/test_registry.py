@@ -126,7 +126,7 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
     try:
         for _ in range(2):
             plugin.write_text(f"{head}raise RuntimeError('no licence')\n")
-            with pytest.raises(Exception):
+            with raising(TrinityError, key=str(plugin)):
                 load_plugins(tmp_path)
         plugin.write_text(head)
         assert load_plugins(tmp_path) == ["fails_at_its_end"]

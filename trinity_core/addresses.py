@@ -69,7 +69,7 @@ def in_words(process: psutil.Process | None) -> str:
 def is_orphan(process: psutil.Process) -> bool:
     """Whether it is an actor of a run that was killed: Ray's own processes end it within a minute."""
     try:
-        above = [each.name() for each in process.parents() if each.pid != 1]
+        above = [parent.name() for parent in process.parents() if parent.pid != 1]
         return process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and set(above) <= WITHOUT_RUN
     except psutil.NoSuchProcess:
         return True

@@ -46,7 +46,7 @@ def ending(returncode: int | None) -> str:
     """How a process ended: its exit code, or the signal that ended it."""
     if returncode is None or returncode >= 0:
         return f"exit code {returncode}"
-    names = {each.value: each.name for each in signal.Signals}
+    names = {member.value: member.name for member in signal.Signals}
     return f"signal {-returncode} ({names.get(-returncode, 'unknown')})"
 
 
@@ -68,6 +68,8 @@ class CallFailed(Exception):
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.kinds: Sequence[str] = reply["kinds"]
         """Names of the exception's class and of its bases."""
+        self.key: str = reply["key"]
+        """A TrinityError's."""
         self.missing: str | None = reply["missing"]
         """The module that could not be imported."""
         text = str(reply["error"])
@@ -143,7 +145,7 @@ class Child:
         if hidden:
             pattern = re.compile(b"|".join(map(re.escape, hidden)))
             cut = next(
-                (each.start() for each in pattern.finditer(written) if each.start() < before < each.end()), before
+                (match.start() for match in pattern.finditer(written) if match.start() < before < match.end()), before
             )
             written, before = pattern.sub(b"***", written[cut:]), 0
         return written[before:].decode(errors="replace").strip()

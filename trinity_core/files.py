@@ -136,13 +136,13 @@ def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file is missing or, with a warning, damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        content = None
+    if isinstance(content, dict):
+        return content
     log.warning("%s is damaged and is taken as missing; remove it", path)
     return None
 

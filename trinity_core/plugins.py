@@ -39,8 +39,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
 
 def python_files(root: Path, *patterns: str) -> list[Path]:
     """The Python files of a folder by name, without the links to nowhere that an editor keeps for an unsaved file."""
-    found = {file for pattern in patterns for file in root.glob(pattern)}
-    return sorted(file for file in found if file.name[0] != "." and file.is_file())
+    files = {file for pattern in patterns for file in root.glob(pattern)}
+    return sorted(file for file in files if file.name[0] != "." and file.is_file())
 
 
 def _is_upstream(root: Path) -> bool:

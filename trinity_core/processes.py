@@ -157,12 +157,12 @@ def _scheduled(pid: int) -> tuple[int, int]:
 
 def families(names: Sequence[str]) -> list[psutil.Process]:
     """Our children with one of these names, each with all its descendants."""
-    found = []
+    members = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if child.name() in names:
-                found += family(child)
-    return found
+                members += family(child)
+    return members
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:

@@ -116,7 +116,7 @@ class Registry(dict[str, T]):
             part = self.resolve(name)
         except TrinityError:  # validation names it
             return False
-        return any(value in inspect.signature(each).parameters for each in self._called(part))
+        return any(value in inspect.signature(function).parameters for function in self._called(part))
 
     def arguments(self, part: T, name: str) -> type[BaseModel] | None:
         """The model of the arguments that this part takes; None where it takes any, or has no signature to ask.
@@ -152,8 +152,8 @@ class Registry(dict[str, T]):
             ) from error
         if attribute not in module:
             raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'", key=path)
-        found: T = module[attribute]
-        return found
+        part: T = module[attribute]
+        return part
 
 
 def register(registry: Registry[T], name: str) -> Callable[[T], T]:
@@ -164,8 +164,8 @@ def register(registry: Registry[T], name: str) -> Callable[[T], T]:
 def registry_of(key: str) -> Registry[Any]:
     """The registry of the names at a key of a configuration (see `HOMES`), with all built-in parts in it."""
     module, _, name = HOMES[key].partition(":")
-    found: Registry[Any] = vars(importlib.import_module(module))[name]
-    return found
+    registry: Registry[Any] = vars(importlib.import_module(module))[name]
+    return registry
 
 
 def _module_of(part: Any) -> ModuleType | None:

@@ -87,7 +87,7 @@ def test_what_is_named_wrongly_is_told(load, override, key):
 )
 def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, model):
     override = f"{INPUT}.tasksets.a.default_{kind}_type={name}"
-    with raising(ConfigError, key=override.partition("=")[0].replace("tasksets.a", "tasksets[0]")):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].default_{args.removesuffix('_args')}_type"):
         load(override)
     judge = "explorer.auxiliary_models=[{model_path: /models/judge, name: judge}]"
     load(override, judge)
@@ -191,7 +191,8 @@ def test_arguments_of_a_workflows_own_reward_are_checked(load, workflow):
         given.append("explorer.rollout_model.tool_call_parser=hermes")
     if workflow == "math_ruler_workflow":
         given.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
-    with raising(ConfigError, key=f"{INPUT}.tasksets[0].reward_fn_args.fromat_weight"):
+    wrong = "reward_fn_args" if workflow == "command_workflow" else "reward_fn_args.fromat_weight"
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].{wrong}"):
         load(*given)
 
 

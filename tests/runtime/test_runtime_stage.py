@@ -78,7 +78,7 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
     other = other_process(config, "training")
     try:
         assert resume_step(config, {"explore"}) == 0
-        with raising(TrinityError, key="name"):
+        with pytest.raises(TrinityError, match="already going on"):
             resume_step(config, {"train"})
     finally:
         other.kill()

@@ -210,7 +210,7 @@ def test_wrong_arguments_are_refused(args, key):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
-    with raising(TrinityError, key="gymnasium"):
+    with raising(TrinityError, key="not_installed_here"):
         play("x", environment="taxi")
 
 

@@ -107,7 +107,9 @@ def _no_ngram(value: Mapping[str, Any]) -> str:
             "must have `method: ngram`: a draft model would keep the weights it began with, and guess worse and worse."
         )
     wrong = [
-        name for name, given in value.items() if name != "method" and (name not in NGRAM or type(given) is not int)
+        name
+        for name, argument in value.items()
+        if name != "method" and (name not in NGRAM or type(argument) is not int)
     ]
     if wrong or "num_speculative_tokens" not in value:
         return f"needs num_speculative_tokens, and may have {' and '.join(NGRAM[1:])}: whole numbers, and nothing else."

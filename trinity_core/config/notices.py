@@ -128,7 +128,7 @@ def _unserved(config: Config) -> dict[str, bool]:
     explorer = config.explorer
     keys: dict[str, bool] = {}
     models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{place}]": each for place, each in enumerate(explorer.auxiliary_models)}
+    models |= {f"explorer.auxiliary_models[{place}]": model for place, model in enumerate(explorer.auxiliary_models)}
     for key, model in models.items():
         calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
         unserved = {
@@ -149,9 +149,9 @@ def _orders(config: Config) -> dict[str, bool]:
     explores = config.mode in ("both", "explore", "train")
     selected = evals + ([] if explores else training)
     mixed = [*evals, *(training if len(training) == 1 or not explores else [])]
-    return {f"{key}.task_selector": each.task_selector != TaskSelectorConfig() for key, each in selected} | {
-        f"{key}.{'weight_by_step' if each.weight_by_step else 'weight'}": each.weight_points is not None
-        for key, each in mixed
+    return {f"{key}.task_selector": taskset.task_selector != TaskSelectorConfig() for key, taskset in selected} | {
+        f"{key}.{'weight_by_step' if taskset.weight_by_step else 'weight'}": taskset.weight_points is not None
+        for key, taskset in mixed
     }
 
 
@@ -246,10 +246,11 @@ def _thinking(config: Config) -> Iterator[Finding]:
         return
     plain = [
         key
-        for key, each in training_tasksets(config)
-        if each.default_workflow_type in names
-        and each.default_reward_fn_type is None
-        and not (each.format.system_prompt or each.format.system_prompt_key or each.workflow_args.get("with_think"))
+        for key, taskset in training_tasksets(config)
+        if taskset.default_workflow_type in names
+        and taskset.default_reward_fn_type is None
+        and not (taskset.format.system_prompt or taskset.format.system_prompt_key)
+        and not taskset.workflow_args.get("with_think")
     ]
     if not plain:
         return

@@ -164,16 +164,16 @@ def listing(below: str = "") -> str:
 
     Raises TrinityError if there is no such key.
     """
-    found = [
+    rows = [
         (key, text)
         for key, text in _listed()
         if not below or key == below or key.startswith((f"{below}.", f"{below}["))
     ]
-    if not found:
+    if not rows:
         known = [key for key, _ in sections()] + [key for key, _ in _listed()]
         meant = closest(below, known)
         raise TrinityError(f"There is no setting '{below}'.{f' Did you mean {meant!r}?' if meant else ''}")
-    return "\n".join(text for _, text in found)
+    return "\n".join(text for _, text in rows)
 
 
 def _listed() -> Iterator[tuple[str, str]]:

@@ -216,11 +216,11 @@ class ChatEncoder:
                 texts.append(error)
         return texts
 
-    def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
+    def conversations(self, conversations: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
         """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
         results: list[EncodedConversation | DataError] = []
         rendered: list[tuple[str, list[tuple[int, int]]]] = []
-        for conversation in given:
+        for conversation in conversations:
             try:
                 rendered.append(self._answers(conversation))
             except DataError as error:

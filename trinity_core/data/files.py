@@ -175,9 +175,9 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
         return everything
-    found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
+    names = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
-        f"{folder} has no split '{split}': it holds {found}; name files by split ({split}.jsonl, {split}-….parquet) or "
+        f"{folder} has no split '{split}': it holds {names}; name files by split ({split}.jsonl, {split}-….parquet) or "
         f"give one file as the path. Known: {', '.join(sorted(READERS))}",
         key="split",
     )
@@ -218,9 +218,9 @@ def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
 def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
     """The files. Raises DataError if two differ only in their format."""
     if len({file_format(file)[0] for file in files}) < len(files):
-        found = ", ".join(str(file.relative_to(folder)) for file in files)
+        names = ", ".join(str(file.relative_to(folder)) for file in files)
         raise DataError(
-            f"{folder} holds split '{split}' in several formats: {found}; leave one, or give one file as the path",
+            f"{folder} holds split '{split}' in several formats: {names}; leave one, or give one file as the path",
             key="split",
         )
     return files

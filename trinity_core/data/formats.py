@@ -245,10 +245,10 @@ def _holds_messages(text: str) -> bool:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
         return _BEGUN.match(text) is not None
-    each = parsed if isinstance(parsed, list) else [parsed]
-    if not all(isinstance(one, dict) for one in each):
+    objects = parsed if isinstance(parsed, list) else [parsed]
+    if not all(isinstance(one, dict) for one in objects):
         return False
-    return bool(each) and all("role" in one or (is_turn(one) and "value" in one) for one in each)
+    return bool(objects) and all("role" in one or (is_turn(one) and "value" in one) for one in objects)
 
 
 def _parsed(value: Any, key: str | None) -> Any:

@@ -44,7 +44,7 @@ class JoinedInputs:
 
     def columns(self, task: Row) -> dict[str, Json]:
         """The columns of all inputs for the experiences of a task, given its row."""
-        return {name: value for each in self.inputs for name, value in each.columns(task).items()}
+        return {name: value for joined in self.inputs for name, value in joined.columns(task).items()}
 
 
 def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: RejectedRows) -> JoinedInputs:

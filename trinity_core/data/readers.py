@@ -246,8 +246,8 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
         try:
             source = Table(name, MetaData(), schema=schema or None, autoload_with=connection)
         except NoSuchTableError as error:
-            found = inspect(connection)
-            there = [*found.get_table_names(), *found.get_view_names()]
+            inspector = inspect(connection)
+            there = [*inspector.get_table_names(), *inspector.get_view_names()]
             there = get_close_matches(table, there) or there
             listed = ", ".join(there[:LISTED]) + (", …" if len(there) > LISTED else "")
             raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}", key=table) from error

@@ -104,7 +104,7 @@ class DataSetReport:
             "key": self.key, "name": self.name, "path": self.path, "split": self.split, "use": self.use,
             "rows": self.rows, "problem": self.problem,
             "rejected": [rejected_line(row) for row in self.rejected],
-            "lengths": {each.what: _lengths_json(each) for each in self.lengths},
+            "lengths": {lengths.what: _lengths_json(lengths) for lengths in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
             "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
             "unlearned_answers": self.unlearned,

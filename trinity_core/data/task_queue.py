@@ -165,10 +165,10 @@ class QueueTaskset(Taskset):
     def grow(self) -> None:
         """Read the tasks that have arrived since."""
         assert self.queue is not None
-        found = [] if self.ended else self.queue.after(self.last)
-        texts = list(takewhile(lambda each: each[1].strip() != END, found))
-        self.ended = self.ended or len(texts) < len(found)
-        self.last = found[-1][0] if found else self.last
+        lines = [] if self.ended else self.queue.after(self.last)
+        texts = list(takewhile(lambda line: line[1].strip() != END, lines))
+        self.ended = self.ended or len(texts) < len(lines)
+        self.last = lines[-1][0] if lines else self.last
         read = [(self._location(number), _read(text)) for number, text in texts]
         for start in range(0, len(read), CHUNK):
             self._take(read[start : start + CHUNK])
@@ -211,17 +211,17 @@ def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
 
     Raises DataError if there is none or several.
     """
-    found = [
+    queues = [
         queue_of(config, taskset)
         for config in configs
         for taskset in config.buffer.explorer_input.tasksets
         if taskset.storage_type == "queue" and name in (None, taskset.name)
     ]
-    if len(set(found)) != 1:
+    if len(set(queues)) != 1:
         named = f" called '{name}'" if name else ""
-        there = f"{len(set(found))} task sets{named}" if found else f"no task set{named}"
+        there = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
         raise DataError(f"the configuration has {there} of storage_type: queue; name one with --taskset")
-    return found[0]
+    return queues[0]
 
 
 def queue_of(config: Config, taskset: TasksetConfig) -> TaskQueue:

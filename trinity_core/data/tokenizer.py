@@ -90,7 +90,7 @@ def model_file(model_path: str, name: str) -> str | None:
     from transformers.utils import cached_file
 
     try:
-        found: str | None = cached_file(model_path, name)
+        cached: str | None = cached_file(model_path, name)
     except OSError:
         return None
-    return found
+    return cached

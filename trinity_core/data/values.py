@@ -82,7 +82,7 @@ def row_problem(value: Any) -> str | None:
 
 def visible(text: str) -> str:
     """A line for a terminal or a log: what they would obey rather than show is written as Python writes it."""
-    return OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
+    return OBEYED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def _inside(value: Any) -> list[Any]:

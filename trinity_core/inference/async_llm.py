@@ -198,5 +198,5 @@ def reasons_of_children() -> Iterator[None]:
 
 def reason_in(lines: Sequence[str]) -> str:
     """The last error that a log tells of, other than one that points to another; "" if there is none."""
-    errors = [found[1].strip() for line in lines if (found := REASON.search(line)) and "root cause" not in line]
+    errors = [match[1].strip() for line in lines if (match := REASON.search(line)) and "root cause" not in line]
     return errors[-1] if errors else ""

@@ -332,11 +332,11 @@ class EnginePool:
     async def _look_into(self, slot: _Slot) -> None:
         known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         try:
-            found = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
+            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
         except EngineLost as lost:  # whoever waits for its answers hears of it too
             log.debug("nothing to stream: %s", lost)
             return
-        for key, sample in found.items():
+        for key, sample in sampled.items():
             if key in self._streamed:
                 self._streamed[key][1].grow(sample)
 

@@ -177,7 +177,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
     )
 
 
-def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
+def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
     shared = {
         name: getattr(model, name)
         for name in (
@@ -191,13 +191,13 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
         )
     }
     gpu_alone = [name for name in model.extra_engine_args if not SAFE[name].on_cpu]
-    if gpu_alone and not given["on_gpu"]:
+    if gpu_alone and not arguments["on_gpu"]:
         raise TrinityError(
             f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU",
             key=f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}",
         )
     parser = model.reasoning_parser if model.enable_openai_api else None
-    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
+    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | arguments))
 
 
 def _known(value: int | None, key: str) -> int:
@@ -213,8 +213,8 @@ def _samples_at_once(config: Config) -> int:
     """
     if config.mode == "serve":
         return config.explorer.rollout_model.max_num_seqs
-    given = config.buffer.explorer_input
-    tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
+    tasks = config.buffer.explorer_input
+    tasksets = [*([tasks.taskset] if tasks.taskset else []), *tasks.tasksets, *tasks.eval_tasksets]
     repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
     return max(1, config.explorer.runner_per_model * repeats)
 

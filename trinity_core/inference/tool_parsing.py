@@ -129,7 +129,7 @@ def parsed(
 def _object(arguments: str) -> Any:
     """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (json.JSONDecodeError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments

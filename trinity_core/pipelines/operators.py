@@ -212,18 +212,18 @@ class OperatorPipeline:
         return left
 
     def _tried(
-        self, name: str, operator: Callable[[list[Experience]], list[Experience]], given: list[Experience],
+        self, name: str, operator: Callable[[list[Experience]], list[Experience]], experiences: list[Experience],
         error: Exception,
     ) -> tuple[list[Experience], list[FailedGroup]]:  # fmt: skip
         """The experiences of groups with which the operator does not fail alone, and the other groups."""
         wrong: dict[str, FailedGroup] = {}
-        for group in _groups(given):
+        for group in _groups(experiences):
             try:
-                operator(_copies([e for e in given if e.group == group]))
+                operator(_copies([e for e in experiences if e.group == group]))
             except Exception as fault:
                 log.debug("the experience operator '%s' fails with group %s", name, group, exc_info=fault)
                 wrong[group] = FailedGroup(group, name, fault)
-        fine = [e for e in given if e.group not in wrong]
+        fine = [e for e in experiences if e.group not in wrong]
         self.in_a_row = 0 if fine else self.in_a_row + len(wrong)
         if not wrong or self.in_a_row >= FAILED_IN_A_ROW:
             raise error
@@ -255,7 +255,7 @@ def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> Operator
     Raises `TrinityError` where one does not exist.
     """
     return OperatorPipeline(
-        [(each.name, partial(OPERATORS.resolve(each.name), **_args(each, inputs))) for each in configured]
+        [(config.name, partial(OPERATORS.resolve(config.name), **_args(config, inputs))) for config in configured]
     )
 
 

@@ -36,7 +36,7 @@ def reward_shaping_mapper(
     Answers without a verdict stay without one. Raises TrinityError where an experience lacks the statistic, or where it
     would be divided by 0.
     """
-    shapings = [Shaping.model_validate(each) for each in reward_shaping_configs or ()]
+    shapings = [Shaping.model_validate(settings) for settings in reward_shaping_configs or ()]
     if not shapings:
         raise InputError(
             "reward_shaping_mapper: reward_shaping_configs must name at least one statistic",

@@ -299,7 +299,7 @@ class FailureWatch:
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """Write down the rows of failed tasks."""
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self.rejected_rows.append("failed_tasks", [rejected_row(each.task, cause(each.error)) for each in failed])
+        self.rejected_rows.append("failed_tasks", [rejected_row(one.task, cause(one.error)) for one in failed])
 
 
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:

@@ -324,9 +324,9 @@ async def run_operators(
         ) from None
     tasks = {outcome.task.group: outcome.task for outcome in outcomes}
     rows = [
-        rejected_row(tasks[each.group], f"experience operator '{each.operator}' fails: {cause(each.error)}")
-        for each in failed
-        if each.group in tasks  # an operator may have added it
+        rejected_row(tasks[group.group], f"experience operator '{group.operator}' fails: {cause(group.error)}")
+        for group in failed
+        if group.group in tasks  # an operator may have added it
     ]
     rejected_rows.append("experience_operators", rows)
     return left

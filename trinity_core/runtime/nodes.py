@@ -74,7 +74,7 @@ def bundles(config: Config, placement: Placement) -> Bundles:
     wanted = [(placement.engine_gpus, engines)] * placement.engines
     for count, size, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
         wanted += [(float(size), places)] * count
-    for gpus, places in sorted(wanted, key=lambda each: -each[0]):
+    for gpus, places in sorted(wanted, key=lambda group: -group[0]):
         places.append(put(gpus))
     trainers = [put(placement.trainer_gpus) for _ in range(placement.trainers)]
     used = max([0, *engines, *trainers, *(node for places in auxiliary for node in places)]) + 1

@@ -118,7 +118,7 @@ def place(config: Config, machine: Machine) -> Placement:
     engines = rollout.engine_num if explores and not config.external_model else 0
     models = config.explorer.auxiliary_models if explores else []
     auxiliary = tuple(model.tensor_parallel_size for model in models)
-    others = sum(each.engine_num for each in models)
+    others = sum(model.engine_num for model in models)
     colocated = bool(engines) and trains and colocates(config, total)
     if config.cluster.colocate and config.is_synchronous and total > 1:
         raise TrinityError(
@@ -132,7 +132,7 @@ def place(config: Config, machine: Machine) -> Placement:
             0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn,
             colocated=colocated,
         )  # fmt: skip
-    others_gpus = sum(each.engine_num * each.tensor_parallel_size for each in models)
+    others_gpus = sum(model.engine_num * model.tensor_parallel_size for model in models)
     _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
     wanted = engines * rollout.tensor_parallel_size + others_gpus
     trainers, trainer_gpus, engine_gpus = _share_gpus(config, total, wanted, trains)
@@ -147,7 +147,7 @@ def alone(config: Config, placement: Placement) -> Placement:
     """The placement of the auxiliary models, without the policy's engines and the trainer."""
     models = config.explorer.auxiliary_models
     count = sum(model.engine_num for model in models)
-    gpus = sum(each.engine_num * taken for each, taken in zip(models, placement.auxiliary_gpus, strict=True))
+    gpus = sum(model.engine_num * taken for model, taken in zip(models, placement.auxiliary_gpus, strict=True))
     cores = placement.engine_threads * (placement.engines + count)
     return replace(
         placement, engines=0, engine_gpus=0, trainers=0, trainer_gpus=0, gpus=gpus,

@@ -238,7 +238,7 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
     if stage:
         return in_newest_folder(pick_stage(config, stage)[0]).job_dir
     every = stages(config)
-    trained = [each for each in every if each.mode in ("both", "train")]
+    trained = [stage for stage in every if stage.mode in ("both", "train")]
     return in_newest_folder((trained or every)[-1]).job_dir
 
 

@@ -56,9 +56,7 @@ class Archive:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
-                lines = (
-                    json.dumps(self._line(step, each), ensure_ascii=False, default=as_json) for each in batch(step)
-                )
+                lines = (json.dumps(self._line(step, row), ensure_ascii=False, default=as_json) for row in batch(step))
                 file.writelines(f"{line}\n" for line in lines)
         sync_file(self.path)
 

@@ -130,12 +130,12 @@ def again_if_away(method: F) -> F:
     """
 
     @wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*positional: Any, **named: Any) -> Any:
         try:
-            return method(*given, **named)
+            return method(*positional, **named)
         except StoreAway as away:
             log.warning("%s; the statement is repeated once", away)
-            return method(*given, **named)
+            return method(*positional, **named)
 
     return cast(F, call)
 
@@ -266,8 +266,8 @@ def waits_for_room(method: F) -> F:
     method = again_if_away(method)
 
     @wraps(method)
-    def call(store: Any, *given: Any, **named: Any) -> Any:
-        return when_room(partial(method, store, *given, **named), store._database.name)
+    def call(store: Any, *positional: Any, **named: Any) -> Any:
+        return when_room(partial(method, store, *positional, **named), store._database.name)
 
     return cast(F, call)
 

@@ -160,7 +160,7 @@ class Forwarder:
         for tail in self._tails if isinstance(self.writer, TracingWriter) else []:
             with tail.exclusive():
                 waiting = [
-                    each for each in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(each[0])
+                    file for file in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(file[0])
                 ]
                 for _, _, path in waiting[:-MOST_TRACES]:
                     self._drop_traces(path, f"more than {MOST_TRACES} steps wait")

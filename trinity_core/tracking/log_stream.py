@@ -64,13 +64,13 @@ class LogStream:
 
     def read(self) -> list[LogEntry]:
         """New entries of all actors, by time. A line that is not written whole yet is left for the next time."""
-        found = []
+        collected = []
         for path, actor in self._files():
             entries = parse(self._new_text(path), actor, self._last.get(path))
             if entries:
                 self._last[path] = entries[-1]
-            found += entries
-        return sorted(found, key=lambda entry: entry.time)
+            collected += entries
+        return sorted(collected, key=lambda entry: entry.time)
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         """Each log file and its actor, with the run's name in front where there are several runs."""

@@ -83,8 +83,8 @@ class WandbWriter(RunPerExplorer):
         folder.mkdir(parents=True, exist_ok=True)
         # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
-        given = {"base_url": base_url, "api_key": api_key}
-        settings |= {name: value for name, value in given.items() if value}
+        connection = {"base_url": base_url, "api_key": api_key}
+        settings |= {name: value for name, value in connection.items() if value}
         try:
             self._run = wandb.init(
                 project=info.project,

@@ -365,8 +365,8 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
-    found = find_fast_paths(lm) if ranks.first else None
-    message = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+    fast = find_fast_paths(lm) if ranks.first else None
+    message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)

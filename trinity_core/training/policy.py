@@ -160,12 +160,12 @@ def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Ten
     if not isinstance(temperature, Tensor):
         return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, bias=head.bias)
     logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
-    for each in temperature.unique().tolist():
-        rows = (temperature == each).nonzero()[:, 0]
-        found = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], each, bias=head.bias)
+    for degree in temperature.unique().tolist():
+        rows = (temperature == degree).nonzero()[:, 0]
+        values = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], degree, bias=head.bias)
         logprobs, entropy = (
             total.index_copy(0, rows, part.to(total.dtype))
-            for total, part in zip((logprobs, entropy), found, strict=True)
+            for total, part in zip((logprobs, entropy), values, strict=True)
         )
     return logprobs, entropy
 

@@ -33,8 +33,8 @@ def split_sequences(ranks: Ranks, size: int) -> Ranks:
         raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)", key=KEY)
     sharing = [range(first, first + size) for first in range(0, ranks.world_size, size)]
     alike = [range(place, ranks.world_size, size) for place in range(size)]
-    groups = {tuple(each): torch.distributed.new_group(list(each)) for each in [*sharing, *alike]}
-    own = [groups[tuple(each)] for kind in (sharing, alike) for each in kind if ranks.rank in each]
+    groups = {tuple(members): torch.distributed.new_group(list(members)) for members in [*sharing, *alike]}
+    own = [groups[tuple(members)] for kind in (sharing, alike) for members in kind if ranks.rank in members]
     return replace(ranks, sequence=SequenceGroup(ranks.rank % size, size, own[0]), data_group=own[1])
 
 

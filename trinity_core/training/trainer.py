@@ -156,7 +156,7 @@ class Trainer:
         if progress.state == "done" and self.source is not None:
             self._untrained = self.source.untrained_rows()
         if self.source is not None:
-            self._explorers = {name: asdict(each) for name, each in self.source.contributions().items()}
+            self._explorers = {name: asdict(contribution) for name, contribution in self.source.contributions().items()}
         if self._ended == "no more experiences" and self.source is not None:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
@@ -230,9 +230,9 @@ class Trainer:
     def _by_explorer(self) -> dict[str, float]:
         """Rows of the step's batch and their mean staleness, by explorer."""
         contributions = self.source.contributions(self.progress.step) if self.source is not None else {}
-        rows = {f"rows/{name}": float(each.rows) for name, each in contributions.items()}
+        rows = {f"rows/{name}": float(contribution.rows) for name, contribution in contributions.items()}
         return rows | {
-            f"staleness/{name}": each.staleness for name, each in contributions.items() if each.staleness is not None
+            f"staleness/{name}": part.staleness for name, part in contributions.items() if part.staleness is not None
         }
 
     def _tell(self, text: str) -> None:

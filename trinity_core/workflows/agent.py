@@ -190,9 +190,9 @@ class CommandWorkflow(AgentWorkflow):
     def _told(self, run: int) -> dict[str, Any]:
         """The task as the command sees it: the row, which may hold the answer, only if the command is its own judge."""
         task = self.task
-        told: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
-        told |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
-        return told if task.reward_fn is not None else {**told, "row": task.raw}
+        question: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
+        question |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
+        return question if task.reward_fn is not None else {**question, "row": task.raw}
 
     async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
         if self.task.reward_fn is None:
@@ -227,8 +227,8 @@ async def run_command(arguments: CommandArguments, folder: Path, environment: Ma
     if child.process.returncode:
         if child.output_bytes() >= blocks * 512:
             raise CommandFailed(f"its output is larger than {arguments.file_gib:g} GiB (workflow_args.file_gib)")
-        given = [value for value in arguments.env.values() if len(value) >= SHORTEST_SECRET]
-        text = child.output(SHOWN, [environment[name] for name in ("OPENAI_API_KEY", *arguments.secrets)] + given)
+        secrets = [value for value in arguments.env.values() if len(value) >= SHORTEST_SECRET]
+        text = child.output(SHOWN, [environment[name] for name in ("OPENAI_API_KEY", *arguments.secrets)] + secrets)
         raise CommandFailed(f"it ended with {ending(child.process.returncode)}: {text}")
 
 

@@ -125,8 +125,8 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
     if rollouts < task.repeat_times:
-        told = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is smaller than asked"
-        log.warning(told, task.workflow, rollouts, task.repeat_times, task.group)
+        message = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is too small"
+        log.warning(message, task.workflow, rollouts, task.repeat_times, task.group)
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:

@@ -60,8 +60,8 @@ def tool_spec(function: ToolFn, name: str | None = None) -> ToolSpec:
     try:
         hints = get_type_hints(function, include_extras=True)
         fields = {
-            each.name: (hints.get(each.name, Any), _field(each, docs.get(each.name), name))
-            for each in inspect.signature(function).parameters.values()
+            parameter.name: (hints.get(parameter.name, Any), _field(parameter, docs.get(parameter.name), name))
+            for parameter in inspect.signature(function).parameters.values()
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Field name", UserWarning)  # a parameter may be called `copy`
@@ -130,8 +130,8 @@ class Toolbox:
         Raises InputError for two tools of one name, or one that cannot be described.
         """
         specs = [
-            tool_spec(TOOLS.resolve(each), each.rpartition(".")[2]) if isinstance(each, str) else tool_spec(each)
-            for each in tools
+            tool_spec(TOOLS.resolve(tool), tool.rpartition(".")[2]) if isinstance(tool, str) else tool_spec(tool)
+            for tool in tools
         ]
         if twice := [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]:
             raise InputError(f"two tools are called '{twice[0]}'", key=twice[0])
@@ -170,13 +170,13 @@ class Toolbox:
         if spec is None:
             return self._error("unknown", f"there is no tool '{name}'; there are {', '.join(self._specs) or 'none'}")
         try:
-            given = _checked(spec, arguments)
+            checked = _checked(spec, arguments)
         except ValidationError as error:
             return self._error("arguments", f"wrong arguments of '{name}': {faults_text(error.errors())}")
         except ToolFailed as error:
             return self._error("arguments", f"wrong arguments of '{name}': {error}")
         try:
-            text = await _within(self._time_limit, _called(spec.function, given))
+            text = await _within(self._time_limit, _called(spec.function, checked))
         except TimeoutError:
             return self._error("timeout", f"'{name}' took longer than {self._time_limit:g} s")
         except ToolFailed as error:

@@ -57,9 +57,9 @@ class Groups:
         Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ.
         """
         if rewards.dim() != 1 or group_ids is None or len(group_ids) != len(rewards):
-            given = "none" if group_ids is None else len(group_ids)
+            count = "none" if group_ids is None else len(group_ids)
             raise InputError(
-                f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {given}",
+                f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {count}",
                 key="group_ids",
             )
         if not bool(torch.isfinite(rewards).all()):

@@ -201,7 +201,7 @@ def discounted(rewards: Tensor, runs: Tensor, turns: Tensor, gamma: float) -> Te
 
     Raises InputError if two rows of a run have the same turn.
     """
-    found = torch.zeros_like(rewards)
+    returns = torch.zeros_like(rewards)
     for run in range(int(runs.max()) + 1 if len(runs) else 0):
         rows = (runs == run).nonzero()[:, 0]
         rows = rows[turns[rows].argsort(descending=True)]
@@ -210,8 +210,8 @@ def discounted(rewards: Tensor, runs: Tensor, turns: Tensor, gamma: float) -> Te
         later = torch.zeros((), dtype=rewards.dtype, device=rewards.device)
         for row in rows:
             later = rewards[row] + gamma * later
-            found[row] = later
-    return found
+            returns[row] = later
+    return returns
 
 
 def _normal(groups: Groups, epsilon: float, std_normalize: bool) -> Tensor:

@@ -174,8 +174,8 @@ class PolicyLoss:
             )
         require_finite(mask, logprobs=logprobs)
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
-        given = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
-        require_finite(sampled, **(given | {"rollout_logprobs": rollout}))
+        tensors = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
+        require_finite(sampled, **(tensors | {"rollout_logprobs": rollout}))
 
 
 POLICY_LOSSES: Registry[PolicyLoss] = Registry(

@@ -110,7 +110,7 @@ def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
 
 def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
     if "answers" in line:
-        entry.requests.append((line["setting"], [_kept(each) for each in line["answers"]]))
+        entry.requests.append((line["setting"], [_kept(answer) for answer in line["answers"]]))
     elif "feedback" in line:
         entry.feedback = line["feedback"]
     elif "taken_back" in line:

@@ -55,7 +55,7 @@ class DataJuicer:
         try:
             answer = httpx.post(
                 f"{self.url.rstrip('/')}/process",
-                json={"rows": list(rows), "process": [dict(each) for each in steps]},
+                json={"rows": list(rows), "process": [dict(step) for step in steps]},
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 timeout=httpx.Timeout(SECONDS, connect=30.0),
                 trust_env=False,
@@ -143,7 +143,7 @@ def data_juicer(
     `config_path` such a file. Raises TrinityError where an operator changes a prompt or a response,
     since the tokens would stay what they are, and where a changed reward is no finite number.
     """
-    rows = [_row(place, each) for place, each in enumerate(experiences)]
+    rows = [_row(place, experience) for place, experience in enumerate(experiences)]
     kept = []
     for left in process_rows(rows, data_juicer_server, operators, config_path):
         row = rows[left[PLACE]]

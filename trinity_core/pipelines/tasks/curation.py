@@ -87,7 +87,9 @@ def curate(
     Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
     rejected, or no row is left.
     """
-    operators = [made_operator(each, place, models, data_juicer) for place, each in enumerate(pipeline.operators, 1)]
+    operators = [
+        made_operator(config, place, models, data_juicer) for place, config in enumerate(pipeline.operators, 1)
+    ]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
         "columns": list(pipeline.columns),
@@ -99,8 +101,8 @@ def curate(
     }
     name = fingerprint(files, pipeline.operators, operators, choices)
     folder = root / name
-    if made := _finished(folder):
-        return made
+    if finished := _finished(folder):
+        return finished
     with clear_errors("making", folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     hold(folder, LOCK)
@@ -127,7 +129,7 @@ def made_operator(
     """
     kind = TASK_OPERATORS.resolve(configured.name)
     known = {"models": models, "data_juicer_server": data_juicer}
-    inputs = {name: given for name, given in known.items() if TASK_OPERATORS.uses(configured.name, name)}
+    inputs = {name: value for name, value in known.items() if TASK_OPERATORS.uses(configured.name, name)}
     operator = kind(**{**configured.args, **inputs})
     operator.label = f"{place} {configured.name}"
     return operator
@@ -141,7 +143,7 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
             operator.start()
         if begun := progress.read:
             log.info("%s goes on after %d rows", folder, begun)
-        everything = (each for path in pipeline.inputs for each in stream_rows(path, pipeline.split))
+        everything = (located for path in pipeline.inputs for located in stream_rows(path, pipeline.split))
         rows = islice(everything, begun, None)
         while chunk := list(islice(rows, CHUNK)):
             with progress.chunk():
@@ -159,7 +161,7 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
                 f"{pipeline.test_share:g}",
                 key="test_share",
             )
-        made = CuratedDataset(
+        dataset = CuratedDataset(
             folder, name, written["train"], written.get("test", 0), progress.read, progress.rejected, progress.dropped
         )
         _write(folder / "rejected.jsonl", map(_rejected_line, progress.set_aside()))
@@ -167,9 +169,9 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         for operator in operators:
             operator.close()
         progress.close()
-    write_json(folder / "dataset.json", {key: value for key, value in vars(made).items() if key != "folder"})
+    write_json(folder / "dataset.json", {key: value for key, value in vars(dataset).items() if key != "folder"})
     (folder / "progress.db").unlink()
-    return made
+    return dataset
 
 
 def _chunk(
@@ -223,7 +225,7 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
             progress.reject(RejectedRow(located[0][0], reason))
             return []
         log.debug("%s fails with a chunk; its rows are tried one by one", operator.label, exc_info=error)
-        return [left for each in located for left in _operated(operator, [each], progress)]
+        return [left for row in located for left in _operated(operator, [row], progress)]
     if dropped:
         progress.drop(operator.label, dropped)
     for location, why in unusable:

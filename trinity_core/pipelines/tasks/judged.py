@@ -72,10 +72,10 @@ class JudgedFilter(TaskOperator):
     def asks(self) -> Sequence[AskedModel]:
         return [self._asked]
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         assert self._models is not None, "curate gives the models"
-        answers = self._models.ask(self._asked, [self._question(row) for row in given])
-        return [self._outcome(row, answer) for row, answer in zip(given, answers, strict=True)]
+        answers = self._models.ask(self._asked, [self._question(row) for row in rows])
+        return [self._outcome(row, answer) for row, answer in zip(rows, answers, strict=True)]
 
     def _question(self, row: Row) -> Question:
         shown = "\n\n".join(
@@ -97,8 +97,8 @@ class JudgedFilter(TaskOperator):
 
 def score_of(answer: str, aspects: Sequence[str]) -> float | None:
     """The mean of the aspects in the last JSON object that has them, divided by 5; None without such an object."""
-    found = last_object(answer, aspects[0])
-    numbers = [found.get(aspect) for aspect in aspects] if found else []
+    verdict = last_object(answer, aspects[0])
+    numbers = [verdict.get(aspect) for aspect in aspects] if verdict else []
     ratings = [number for number in numbers if _is_rating(number)]
     if not ratings or len(ratings) < len(aspects):
         return None

@@ -75,7 +75,7 @@ def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
         return None
     wanted = asked.name.lower()
     for model in (*config.explorer.auxiliary_models, policy_as_judge(config)):
-        if wanted in {each.lower() for each in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
+        if wanted in {name.lower() for name in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
             return model
     return None
 
@@ -92,7 +92,7 @@ def unknown_model(config: Config, asked: AskedModel) -> str | None:
     """Why nobody can ask this model; None if somebody can."""
     if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
         return None
-    names = ", ".join([*(each.name or each.model_path for each in config.explorer.auxiliary_models), POLICY])
+    names = ", ".join([*(model.name or model.model_path for model in config.explorer.auxiliary_models), POLICY])
     return (
         f"names no model of this configuration ({names}). Add it to explorer.auxiliary_models, or give the base_url of "
         f"an OpenAI-compatible endpoint that has it (or set {BASE_URL})."

@@ -64,9 +64,9 @@ class TaskOperator:
     def close(self) -> None:
         """Let go of what it holds, after the last row or a failure."""
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         """What becomes of each row. Must not change the rows given."""
-        return [self.row(row, memory) for row in given]
+        return [self.row(row, memory) for row in rows]
 
     def row(self, row: Row, memory: Memory) -> Outcome:
         """What becomes of one row."""
@@ -115,12 +115,12 @@ def fingerprint(
         "inputs": [_contents(file) for file in files],
         "operators": [
             {
-                "name": each.name,
-                "args": dict(each.args),
-                "source": _source(TASK_OPERATORS.resolve(each.name)),
+                "name": settings.name,
+                "args": dict(settings.args),
+                "source": _source(TASK_OPERATORS.resolve(settings.name)),
                 "files": [_contents(file) for file in operator.files],
             }
-            for each, operator in zip(configured, operators, strict=True)
+            for settings, operator in zip(configured, operators, strict=True)
         ],
         "choices": dict(choices),
     }

@@ -71,12 +71,12 @@ def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[
 def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config, say: Callable[[str], None]) -> Pace:
     """The pace of the stage of that name: `STEPS` steps of it in a process of its own, in a folder that is removed."""
     say(f"Measuring {stage.name}: {STEPS} steps on this machine. Processes start and load the model …")
-    with tempfile.TemporaryDirectory(prefix="trinity-plan-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="trinity-plan-") as folder_name:
+        folder = Path(folder_name)
         job_dir = trial_of(stage, folder).job_dir
         command = [
             sys.executable, "-m", "trinity_core.runtime.preflight.measure",
-            "--config", str(file), "--stage", name, "--folder", made, *overrides,
+            "--config", str(file), "--stage", name, "--folder", folder_name, *overrides,
         ]  # fmt: skip
         began = time.time()
         with _running(command, folder / "trial.log", say) as trial:

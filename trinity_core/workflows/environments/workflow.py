@@ -283,7 +283,7 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
     """
     name = method.__qualname__
     try:
-        async with asyncio.timeout(limit) as given:
+        async with asyncio.timeout(limit) as timer:
             if inspect.iscoroutinefunction(method):
                 return await method(*args, **kwargs)
             threads = InterruptibleThreads("environment")
@@ -292,7 +292,7 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
     except (TrinityError, EnvironmentFailed):
         raise
     except Exception as error:  # an environment may raise anything, a TimeoutError of its own too
-        if given.expired():
+        if timer.expired():
             raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
         raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 

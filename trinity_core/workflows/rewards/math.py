@@ -44,7 +44,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 def final_answer(text: str) -> str | None:
     """The final answer that a text declares, stripped; None if it declares none or an empty one."""
-    declared = [(found.start(), _outside_tags(found[1])) for found in _HASHES.finditer(text)][-1:]
+    declared = [(match.start(), _outside_tags(match[1])) for match in _HASHES.finditer(text)][-1:]
     declared += next(([(start, answer)] for start, answer in tagged_answers(text) if answer), [])
     start, answer = max(declared, default=(-1, ""))
     box = text.rfind(_BOX)
@@ -113,10 +113,10 @@ def readings(answer: str, question: str) -> list[str]:
     """
     answer = _WRAPPING.sub("", answer)
     plain = _MARKS.sub("", _TEXT.sub(r"\1", answer.replace("{,}", ",")).replace("~", " ")).strip()
-    found = _SENTENCE.fullmatch(plain)
-    if not found:
+    match = _SENTENCE.fullmatch(plain)
+    if not match:
         return [answer]
-    before, number, scale, after = found.groups()
+    before, number, scale, after = match.groups()
     if _OTHER_NUMBER.search(f"{before}0{after}"):
         return [plain]
     number = re.sub("[−–]", "-", number)
