@@ -19,7 +19,7 @@ def is_local(host: str) -> bool:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token that cannot be guessed."""
     return token_urlsafe(24)
 
 

@@ -255,7 +255,7 @@ def run_and_show(doing: str, action: Callable[[], None]) -> None:
 
 def edit_text(draft: ConfigDraft) -> None:
     """The text in colours, and a field in which it is edited: lists and maps have no other field."""
-    # A field that has shown another text may still send it: each text has a field of its own.
+    # A field that has shown another text may still send it: each text has its own field.
     shown, number = st.session_state.get("shown text", (None, 0))
     if shown != draft.text:
         number += 1

@@ -19,7 +19,7 @@ from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 BEGIN_SECONDS = 60.0
-"""For a command to begin its run, or to say why it does not; it goes on after that."""
+"""For a command to begin its run or report why it does not; a running command continues after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Launch:
 
 
 def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
-    """Start a command of `trinity` in a session of its own, which outlives Studio. Raises OSError."""
+    """Start a command of `trinity` in its own session, which outlives Studio. Raises OSError."""
     folder = settings.logs_of(run)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"

@@ -116,7 +116,7 @@ class Run:
 
     @property
     def is_part(self) -> bool:
-        """True if what its folder records is a trainer or an explorer alone, each of which has a command of its own."""
+        """True if what its folder records is a trainer or an explorer alone, each of which has its own command."""
         known = ALGORITHMS.get(self.files.algorithm)
         trains_alone = known is not None and not known.uses_rollouts
         mode = value_at(self.files.config, "mode")

@@ -29,7 +29,7 @@ def runs_page(settings: StudioSettings) -> None:
 
 
 def draw(names: Sequence[str], settings: StudioSettings) -> None:
-    """The part that is renewed every few seconds while a run goes on."""
+    """The part that is renewed every few seconds while a run is in progress."""
     runs = known_runs(settings)
     by_name = {run.name: run for run in runs}
     missing = [name for name in names if name not in by_name]

@@ -33,7 +33,7 @@ VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 def start_dialog(
     draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
-    """`start_form` in a dialog of its own, which a redrawn page does not close."""
+    """`start_form` in its own dialog, which a redrawn page does not close."""
     start_form(draft, checked, settings, show_runs)
 
 
@@ -109,7 +109,7 @@ def start(launch: Launch, config: Config, place: str, settings: StudioSettings) 
 
 
 def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
-    """Deployments of the flow, id → name; none if there is no Prefect or it does not answer, which is said."""
+    """Deployments of the flow, id → name; none, with a warning, if there is no Prefect or it does not answer."""
     try:
         return deployments_at(settings.api_url, flow) if settings.api_url else {}
     except api_faults() as error:

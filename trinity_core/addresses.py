@@ -37,7 +37,7 @@ def interface_of(address: str) -> str | None:
 def reserve_port(address: str = LOOPBACK) -> socket.socket:
     """A socket that holds a free port of that interface: `getsockname()` is the address and the port.
 
-    As long as it is open, the system gives the port to nobody who asks for any free one, and a server that sets
+    As long as it is open, the system gives the port to no process that asks for any free one, and a server that sets
     SO_REUSEADDR (as those of asyncio, uvicorn, torch, vLLM and Ray do) can listen there. A port that is only looked up
     may be taken by another process before its server binds it.
     """

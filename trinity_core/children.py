@@ -1,4 +1,4 @@
-"""Child processes. A `Child` is any command, a `Worker` an object in a process of its own that answers calls.
+"""Child processes. A `Child` is any command, a `Worker` an object in a separate process that answers calls.
 
 Each is killed with all that it started, daemons included, and none outlives this process, even one that is killed, by
 more than a few seconds: `guardian.py` sees to it. Both rest on a variable in the environment of every child, which
@@ -63,7 +63,7 @@ class NoAnswer(Exception):
 
 
 class CallFailed(Exception):
-    """What was called in a worker raised an exception; the worker goes on."""
+    """What was called in a worker raised an exception; the worker keeps running."""
 
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.kinds: Sequence[str] = reply["kinds"]
@@ -82,7 +82,7 @@ class CallFailed(Exception):
 
 
 class Child:
-    """A command as a process with a session of its own.
+    """A command as a process with its own session.
 
     `environment`: all its variables, by default ours. `descriptors` are passed on. With `keep_output`, its standard
     output and error go to a file that `output` reads. Raises OSError if the command does not start.
@@ -156,7 +156,7 @@ class Child:
 
 
 class Worker(Child):
-    """An object of a class in a process of its own. It belongs to one thread at a time; `make` comes first.
+    """An object of a class in a separate process. It belongs to one thread at a time; `make` comes first.
 
     `target` names the class as `package.module:Class` or `file.py:Class`. With another `python` than ours the class
     must not need this project. `most_bytes` limits a reply.
@@ -247,7 +247,7 @@ def start_detached(
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; its output is appended to `log`. Raises OSError.
+    """Start a command in its own session; its output is appended to `log`. Raises OSError.
 
     It outlives this process, or else gets SIGTERM when this process ends. `environment`: all its variables, by default
     ours. `descriptors` are passed on.

@@ -53,7 +53,7 @@ class TransientFault(Exception):
 
 @contextmanager
 def on_failure(undo: Callable[[], object]) -> Iterator[None]:
-    """Call `undo` if the block raises anything, a cancellation or SystemExit included; the error goes on."""
+    """Call `undo` if the block raises anything, a cancellation or SystemExit included, and re-raise it."""
     try:
         yield
     except BaseException:

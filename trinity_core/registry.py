@@ -111,7 +111,7 @@ class Registry(dict[str, T]):
         return name not in self and ("." in name or name in self.elsewhere)
 
     def uses(self, name: str, value: str) -> bool:
-        """Whether the part of that name takes this input; False where there is no such part."""
+        """Whether the part of that name takes this input; False for an unknown name."""
         try:
             part = self.resolve(name)
         except TrinityError:  # validation names it

@@ -20,23 +20,23 @@ STATE = "trainer_state.json"
 """The file of a checkpoint that holds the trainer's state other than tensors."""
 OTHER_ROWS = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
-    "store: it would be trained on as if this model had. To go on, give the model that it began with; to start from "
+    "store: it would be trained on as if this model had. To continue, give the model that it began with; to start from "
     "another, give the run another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_ADAPTER = (
     "model.lora_configs[0].path is {now}, but the run in {folder} began with another adapter or with none, which "
-    "sampled what waits in its store: it would be trained on as if this one had. To go on, give the adapter that it "
+    "sampled what waits in its store: it would be trained on as if this one had. To continue, give the adapter that it "
     "began with; to start from another, give the run another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_REFERENCE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
-    "another model from here on. To go on, give the model that it began with; for another reference, give the run "
+    "another model from here on. To continue, give the model that it began with; for another reference, give the run "
     "another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_BASE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
-    "that model. To go on, give the model that it began with; for an adapter of another, give the run another `name`, "
-    "or set `continue_from_checkpoint: false`"
+    "that model. To continue, give the model that it began with; for an adapter of another, give the run "
+    "another `name`, or set `continue_from_checkpoint: false`"
 )
 
 

@@ -136,7 +136,7 @@ def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
         raise
     except OSError as error:
         raise TransientFault(
-            f"{path} cannot be read ({error}), so nobody knows whether its checkpoint is whole. Make it readable; to "
+            f"{path} cannot be read ({error}), so it is unknown whether its checkpoint is whole. Make it readable; to "
             "resume from the checkpoint before it, remove its checkpoint's folder"
         ) from error
 

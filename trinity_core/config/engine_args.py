@@ -75,7 +75,7 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
     for name, value in args.items():
         known = SAFE.get(name)
         if name in own or name in OWN:
-            yield name, "conflict", f"has a key of its own: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
+            yield name, "conflict", f"has its own key: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
         elif name in REASONS:
             yield name, "unsupported-key", f"cannot be given: {REASONS[name]}", ""
         elif known is None:

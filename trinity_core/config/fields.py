@@ -139,7 +139,7 @@ _KINDS: dict[Any, Kind] = {
 
 @dataclass(frozen=True)
 class Setting(Type):
-    """One key of a section. Null is a value of its own where it is `optional`."""
+    """One key of a section. Null is a separate value where it is `optional`."""
 
     name: str
     doc: str

@@ -167,7 +167,7 @@ def text() -> str:
 
 
 def _property(setting: Setting, schema: Schema) -> Schema:
-    """One key: what may be written there, and what is said about it."""
+    """One key: its allowed values and its description."""
     about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
     if setting.section is None or setting.entry is not None:
         about["default"] = setting.default

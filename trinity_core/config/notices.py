@@ -144,7 +144,7 @@ def _unserved(config: Config) -> dict[str, bool]:
 
 
 def _orders(config: Config) -> dict[str, bool]:
-    """Keys that order or mix tasks where there is nothing to order or mix."""
+    """Keys that order or mix tasks in a run without task sets to order or mix."""
     training, evals = training_tasksets(config), eval_tasksets(config)
     explores = config.mode in ("both", "explore", "train")
     selected = evals + ([] if explores else training)

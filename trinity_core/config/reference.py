@@ -70,7 +70,7 @@ database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.pat
 above it key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole, except by an override of one
 key within them, which starts from what the stage inherits. A stage with another
 `algorithm_type` inherits only the optimizer from `algorithm`, and a stage that says how long it trains (`total_steps`,
-`total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own
+`total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has its own folder
 beside those of the other stages.
 
 **Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.

@@ -176,7 +176,7 @@ def _optional(row: Row, key: str | None) -> Any:
 
 
 def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
-    """What is told of columns that the configuration names and no row has, though rows may do without them."""
+    """Notices about optional columns that the configuration names and no row has."""
     keys = {"tools_key": form.tools_key, "system_prompt_key": form.system_prompt_key}
     return [
         f"no row has a column '{key}' (format.{setting})"

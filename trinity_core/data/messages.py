@@ -1,7 +1,7 @@
 """One message of a data set as chat templates take it, whatever dialect of OpenAI's API it is written in.
 
 Text in parts becomes one text. Arguments of tool calls that are JSON text become objects: a template that writes them
-as JSON would encode them twice. Messages that say the same in other spellings are told to be so."""
+as JSON would encode them twice. Other spellings of the same message are recognised."""
 
 from __future__ import annotations
 

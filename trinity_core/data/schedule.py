@@ -287,7 +287,7 @@ class TaskSchedule:
                 self._relearn(past.get("observed") or {})
         if self._states() != stored.get("state"):
             raise DataError(
-                f"the run cannot go on after explore step {self.step}: what its task selector had learned cannot be "
+                f"the run cannot continue after explore step {self.step}: what its task selector had learned cannot be "
                 "rebuilt from the steps in its store. Start anew: with another name, or with "
                 "continue_from_checkpoint: false",
                 key="task_selector",
@@ -299,8 +299,8 @@ class TaskSchedule:
                 taskset.grow()
                 if len(taskset) < drawn:
                     raise DataError(
-                        f"the run cannot go on after explore step {self.step}: {drawn} tasks of '{taskset.name}' were "
-                        f"drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
+                        f"the run cannot continue after explore step {self.step}: {drawn} tasks of '{taskset.name}' "
+                        f"were drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
                         key=taskset.name,
                     )
 
@@ -349,8 +349,8 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise DataError(
-            f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
-            "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
+            f"the run cannot continue where it stopped, its rows would come in another order: {'; '.join(changed)}. "
+            "Set it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
             "named in the log; a newer version may reject rows that an older one took.)",
             key=changed[0].partition(" was ")[0],
         )

@@ -1,4 +1,4 @@
-"""Tasks that arrive while a run goes on: a table in a SQLite file, to which anyone may add rows.
+"""Tasks that arrive while a run is in progress: a table in a SQLite file, to which anyone may add rows.
 
     INSERT INTO taskset (task) VALUES ('{"question": "1 + 1?", "answer": "2"}');
 

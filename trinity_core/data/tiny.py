@@ -1,7 +1,7 @@
 """A data set and a model small enough to train on a laptop's CPU in minutes: `trinity tiny`.
 
 What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
-model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
+model of about a million random parameters with its own tokenizer, as an ordinary Hugging Face folder.
 What it does not show: that arithmetic generalises. There are 57 sums and differences of numbers to 6; what is
 learned is to read a problem, to write its working down in the asked form, the facts, and when to subtract.
 """

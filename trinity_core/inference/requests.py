@@ -262,11 +262,11 @@ class PendingRequests:
             self.requests = [request.after(self.growth.handed.part(slice(known, None)))]
 
     def finish(self, samples: list[Sample]) -> None:
-        """Hand over the samples unless nobody waits for them any more."""
+        """Hand over the samples unless the caller has stopped waiting."""
         if not self.future.done():
             self.future.set_result([self.growth.whole(one) for one in samples] if self.growth else samples)
 
     def fail(self, error: Exception) -> None:
-        """Hand over why there are none."""
+        """Hand over the error."""
         if not self.future.done():
             self.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Reward models: sequence classifiers with one output, by transformers, each in a Ray actor of its own."""
+"""Reward models: sequence classifiers with one output, by transformers, each in its own Ray actor."""
 
 from __future__ import annotations
 

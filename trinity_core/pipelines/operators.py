@@ -103,7 +103,7 @@ def dynamic_sampling(
 
     Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
     than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
-    once the explorer waits for its weights, and steps over a batch of none: nobody waits for ever.
+    once the explorer waits for its weights, and steps over an empty batch: neither waits for ever.
     Answers without a verdict are dropped. Raises TrinityError for any other experience without a reward.
     """
     if not experiences:
@@ -176,8 +176,8 @@ class OperatorPipeline:
         """What the operators leave, and how many experiences each dropped: group -> operator -> number.
 
         An operator that renames a group has dropped the group and added another one. Where one fails, the groups with
-        which it fails alone are dropped by `<operator> failed`, and `failed` is told of each. Raises its error if it
-        fails with all groups, and with `FAILED_IN_A_ROW` of them.
+        which it fails alone are dropped by `<operator> failed`, and `failed` is called with each. Raises its error if
+        it fails with all groups, and with `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
         for place in range(len(self.operators)):

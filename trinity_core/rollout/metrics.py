@@ -31,7 +31,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, lengths, reward parts, failures, sequences of a rollout, sessions of the OpenAI API.
 
     A rollout counts once in the mean of its reward and its metrics, however many experiences it became. The rewards of
-    a task whose prompt was cut are nobody's, and left out.
+    a task whose prompt was cut are left out.
     `reward/zero_variance_groups` is the share of groups whose rollouts' rewards are all equal: a group-relative
     algorithm learns nothing from them.
     """

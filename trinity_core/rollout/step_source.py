@@ -243,7 +243,7 @@ class ServedSteps:
 
 
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
-    """Each repeat as a task of its own, so that a request that fails costs one answer and not all of its question."""
+    """Each repeat as a separate task, so that a request that fails costs one answer and not all of its question."""
     return [
         replace(task, repeat_times=1, group=f"{task.group}/{run}", repeat_of=task.group)
         for task in tasks

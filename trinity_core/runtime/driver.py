@@ -1,4 +1,4 @@
-"""The driver: what the command line, Prefect, Studio and a Python call start, each by an adapter of its own.
+"""The driver: what the command line, Prefect, Studio and a Python call start, each by its own adapter.
 
 A configuration is loaded and checked once, by the caller, and travels as a value from here on.
 """
@@ -132,7 +132,7 @@ def _publish_pipeline(
 
 
 def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
-    """Run a trainer and its explorers, each from a configuration of its own, on one Ray: part -> summary.
+    """Run a trainer and its explorers, each from its own configuration, on one Ray: part -> summary.
 
     When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
     checkpoint before steps that it explored.

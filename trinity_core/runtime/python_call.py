@@ -102,7 +102,7 @@ def train(
     write_atomically(config_file, dump(tree).encode())
     config = load_ready(config_file)
     summary = run_configuration(config, is_ready=True)
-    # Begun anew, the run has a folder of its own.
+    # Begun anew, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 
@@ -204,7 +204,7 @@ def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     for function in functions:
         name = getattr(function, "__name__", "")
         if not name.isidentifier() or name in named:
-            raise InputError(f"each reward function needs a name of its own (def name(…)); {function!r} has {name!r}")
+            raise InputError(f"each reward function needs its own name (def name(…)); {function!r} has {name!r}")
         named[name] = function
     if not named:
         raise InputError("rewards is an empty list; give functions, or leave it out to train on the rows as examples")

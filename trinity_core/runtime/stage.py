@@ -1,6 +1,6 @@
 """From a configuration to a stage that can start: which stage, on which machine, from which checkpoint.
 
-The explorers and the trainer of a run may be runs of their own, each with a file of its own. Each records beside its
+The explorers and the trainer of a run may be separate runs, each with its own file. Each records beside its
 lock the settings that all must share, and compares them with those of the others at work.
 """
 
@@ -243,7 +243,7 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
 
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
-    """With `continue_from_checkpoint: false` a run whose folder is taken gets a folder of its own, `<name>_<time>`.
+    """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`.
 
     A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
     """
@@ -262,7 +262,7 @@ def in_newest_folder(config: Config) -> Config:
 
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
-    """The locks that a run of these components holds. Each explorer of a run has a lock of its own."""
+    """The locks that a run of these components holds. Each explorer of a run has its own lock."""
     names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
 

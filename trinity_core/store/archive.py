@@ -85,10 +85,10 @@ class Archive:
             if recorded is None and (is_mine or not self.path.stat().st_size):
                 recorded = self._owner
             if recorded != self._owner:
-                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "somebody unknown"
+                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "an unknown process"
                 raise TrinityError(
                     f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
-                    "each explorer of a run, needs a file of its own. Give another path (or a folder, in which it is "
+                    "each explorer of a run, needs its own file. Give another path (or a folder, in which it is "
                     "called after the explorer), or move that file away if it is no longer needed."
                 )
             self.path.touch()

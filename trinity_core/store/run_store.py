@@ -105,7 +105,7 @@ def _is_copy(known: Identity, folder: Path) -> bool:
 
 
 def _branched(known: Identity, config: Config) -> Identity:
-    """The identity of a copy of a run's folder: a run of its own, whose store is in the copied file."""
+    """The identity of a copy of a run's folder: a separate run, whose store is in the copied file."""
     if not config.is_supervised and not is_own_file(store_url(config), config.job_dir):
         raise TrinityError(
             f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "

@@ -83,7 +83,7 @@ FAILED_CLOSE_SECONDS = 5.0
 class Forwarder:
     """Forwards what has appeared since the last `poll`. Not thread-safe.
 
-    `explorer` is the name of this flow's own one. Where each explorer has a run of its own in the tracking system, the
+    `explorer` is the name of this flow's explorer. Where each explorer has its own run in the tracking system, the
     flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away. `target` tells
     tracking systems apart: one that has been given nothing yet gets everything. `scores` gives the scores that count,
     by step; without it, `latest_scores`.

@@ -35,7 +35,7 @@ class LogEntry:
 
 
 def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntry]:
-    """The entries of whole lines of a log file; lines that go on with the entry `before` have its time and level."""
+    """The entries of whole lines of a log file; continuation lines of the entry `before` have its time and level."""
     entries: list[LogEntry] = []
     for line in text.splitlines():
         begin = _BEGIN.match(line)

@@ -193,7 +193,7 @@ def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[
     """Delete the lines after `step`, for a run that resumes from that checkpoint; returns their number.
 
     Explorers count explore steps: `explorer_steps` gives the last one of each by name, and lines of others stay. It is
-    asked while nobody can write: an explorer that works on has stored a step before it writes the line.
+    asked while no process can write: an explorer that works on has stored a step before it writes the line.
     """
     path = metrics_path(job_dir)
     if not path.exists():

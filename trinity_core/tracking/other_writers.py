@@ -64,7 +64,7 @@ class TensorBoardWriter:
 class WandbWriter(RunPerExplorer):
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
 
-    An explorer that is a flow of its own has a W&B run of its own, in the run's group: W&B allows one writer.
+    An explorer in a separate flow has its own W&B run, in the run's group: W&B allows one writer.
     """
 
     def __init__(

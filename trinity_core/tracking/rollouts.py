@@ -119,5 +119,5 @@ def markdown_text(text: str, width: int) -> str:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
-    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, where a line of its own begins
+    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, at the beginning of a line
     return text.replace("\r", "").replace("\n", "<br>")

@@ -73,7 +73,7 @@ def valid_scores(config: Config) -> dict[int, float]:
     """step -> score of the run's weights; only scores that were made with what the configuration says now.
 
     A score is the mean over all eval sets: an evaluation in which one has no verdict gives none. A configuration
-    without eval sets, such as that of a trainer whose explorer is a run of its own, takes `latest_scores`.
+    without eval sets, such as that of a trainer whose explorer is a separate run, takes `latest_scores`.
     """
     sets = [str(taskset.name) for taskset in config.buffer.explorer_input.eval_tasksets]
     return _scores(_valid_lines(config), sets)

@@ -163,7 +163,7 @@ def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group for the table; where there are none, what became of its task."""
+    """The rollouts of a group for the table; without rollouts, what became of its task."""
     group = {name: entry[name] for name in ("id", "step", "task", "state")}
     none: dict[str, Any] = {"prompt": "", "response": entry["failure"] or "", "truth": "", "metrics": {}}
     rollouts = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]

@@ -161,7 +161,7 @@ PARTS = ("algorithm_type", "advantage_fn", "advantage_fn_args", "kl_penalty_fn",
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of the rollouts of a group, or None, and a sentence on where they come from, or why there are none."""
+    """Advantages of a group's rollouts, or None, and a sentence on their origin or why they are missing."""
 
     values: Sequence[np.ndarray] | None
     """float32 [T] for each experience."""

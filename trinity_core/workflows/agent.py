@@ -125,7 +125,7 @@ class CommandArguments(Arguments):
     """`workflow_args` of `command_workflow`."""
 
     command: str | tuple[str, ...]
-    """The command, as in a shell but without one; it runs in an empty folder of its own."""
+    """The command, as in a shell but without one; it runs in its own empty folder."""
     time_limit: float = Field(600.0, gt=0)
     """Seconds that it may take."""
     memory_gib: float = Field(4.0, gt=0)

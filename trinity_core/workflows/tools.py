@@ -220,7 +220,7 @@ async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     except ToolFailed:
         raise
-    except (Exception, SystemExit) as error:  # whatever a tool raises is told to the model
+    except (Exception, SystemExit) as error:  # whatever a tool raises becomes a message to the model
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 

@@ -76,7 +76,7 @@ class Trajectory:
         return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
 
     def copied(self) -> Trajectory:
-        """Another one with the same turns, which goes on by itself."""
+        """A copy with the same turns, which continues independently."""
         other = copy(self)
         other.messages, other._calls = self.messages.copy(), self._calls.copy()
         return other

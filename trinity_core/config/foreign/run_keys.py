@@ -264,7 +264,7 @@ CORRECTED_BY = (
 )
 """Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
 NOT_CORRECTED = {
-    "rollout_rs": "rejection sampling is a correction of its own here, not one beside weights: leave it out, or write "
+    "rollout_rs": "rejection sampling is a separate correction here, not one beside weights: leave it out, or write "
     "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
     "rollout_is_threshold_lower": "weights have an upper bound: leave it out, or write `rollout_correction: icepop` in "
     "place of this section.",

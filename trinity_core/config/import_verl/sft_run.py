@@ -86,7 +86,7 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft) -> None:
-    """Those that torchrun is told, or the trainer."""
+    """GPUs and nodes, as given to torchrun or the trainer."""
     asked = {
         "node_num": ("nnodes", "trainer.nnodes", 1),
         "gpu_per_node": ("nproc_per_node", "trainer.n_gpus_per_node", 8),

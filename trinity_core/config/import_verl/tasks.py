@@ -95,7 +95,7 @@ def _columns(draft: Draft) -> dict[str, Any]:
 
 
 def _validation(draft: Draft) -> dict[str, Any]:
-    """How the answers of an evaluation are sampled: greedily, unless veRL is told otherwise."""
+    """Sampling arguments of an evaluation; greedy by default, as in veRL."""
     key = f"{ROLLOUT}.val_kwargs"
     count = draft.get(f"{key}.n", 1)
     sampling: dict[str, Any] = {}

@@ -68,7 +68,7 @@ class Journal:
         (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
     def read(self) -> list[JournalEntry]:
-        """All sessions, the oldest first. A line that was cut off is left out: nobody was told of it."""
+        """All sessions, the oldest first. A line that was cut off is left out: its request was never answered."""
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
         return [self._read(path) for path in paths]
 
@@ -92,7 +92,7 @@ class Journal:
                 if file.write(data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
             except OSError:
-                file.truncate(whole)  # nobody is told of a part, and what follows stays readable
+                file.truncate(whole)  # a partial line was never acknowledged, and what follows stays readable
                 raise
 
 

@@ -101,7 +101,7 @@ def sampling(config: Config) -> dict[str, Any]:
 
 
 def is_told(config: Config) -> bool:
-    """Whether programs outside are told the address. An evaluation serves its own workflows alone: the run that it
+    """True if programs outside get the address. An evaluation serves its own workflows alone: the run that it
     belongs to may be serving."""
     return config.mode != "bench"
 

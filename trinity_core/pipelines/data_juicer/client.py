@@ -71,7 +71,7 @@ class DataJuicer:
 
 
 def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[dict[str, Any]]:
-    """Data-Juicer's operators with their arguments, as given or from a configuration file of its own.
+    """Data-Juicer's operators with their arguments, as given or from its own configuration file.
 
     Raises InputError unless there is one of the two with a list of operators.
     """

@@ -1,4 +1,4 @@
-"""Data-Juicer behind HTTP on the loopback interface: in an environment of its own, importing nothing of this project.
+"""Data-Juicer behind HTTP on the loopback interface: in its own environment, importing nothing of this project.
 
 `POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or
 `{"error": ...}` with status 400 for a list of operators that cannot be made and 500 where one fails; `GET /` says which
@@ -99,7 +99,7 @@ def main() -> None:
     os.environ.update(NO_DOWNLOADS)
     server = HTTPServer(("127.0.0.1", port), Handler)
     print(server.server_address[1], flush=True)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what operators print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what operators print is not read
     server.serve_forever()
 
 

@@ -142,7 +142,7 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         for operator in operators:
             operator.start()
         if begun := progress.read:
-            log.info("%s goes on after %d rows", folder, begun)
+            log.info("%s continues after %d rows", folder, begun)
         everything = (located for path in pipeline.inputs for located in stream_rows(path, pipeline.split))
         rows = islice(everything, begun, None)
         while chunk := list(islice(rows, CHUNK)):

@@ -40,7 +40,7 @@ class JudgedFilter(TaskOperator):
 
     column: ClassVar[str]
     task: ClassVar[str]
-    """What the model is told to do."""
+    """The system prompt."""
     aspects: ClassVar[tuple[str, ...]]
 
     def __init__(

@@ -89,7 +89,7 @@ def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
 
 
 def unknown_model(config: Config, asked: AskedModel) -> str | None:
-    """Why nobody can ask this model; None if somebody can."""
+    """Why this model cannot be asked; None if it can."""
     if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
         return None
     names = ", ".join([*(model.name or model.model_path for model in config.explorer.auxiliary_models), POLICY])

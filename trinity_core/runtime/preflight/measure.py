@@ -1,4 +1,4 @@
-"""`trinity plan --measure`: the pace of each stage, from a trial in a process of its own.
+"""`trinity plan --measure`: the pace of each stage, from a trial in a separate process.
 
     python -m trinity_core.runtime.preflight.measure --config FILE --stage NAME --folder DIR [key=value …]
 
@@ -69,7 +69,7 @@ def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[
 
 
 def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config, say: Callable[[str], None]) -> Pace:
-    """The pace of the stage of that name: `STEPS` steps of it in a process of its own, in a folder that is removed."""
+    """The pace of the stage of that name: `STEPS` steps of it in a separate process, in a folder that is removed."""
     say(f"Measuring {stage.name}: {STEPS} steps on this machine. Processes start and load the model …")
     with tempfile.TemporaryDirectory(prefix="trinity-plan-") as folder_name:
         folder = Path(folder_name)

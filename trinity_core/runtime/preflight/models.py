@@ -223,7 +223,7 @@ def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding
 
 
 def _is_cached(name: str, kind: Literal["model", "dataset"]) -> bool:
-    """Whether files of it were downloaded. A data set is kept as it was prepared, in a folder of its own."""
+    """Whether files of it were downloaded. A data set is kept as it was prepared, in its own folder."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")

@@ -267,7 +267,7 @@ class TrainedModel:
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def left_by_loading(self) -> Need:
-        """The model as loaded and its partitions, which ZeRO 3 copies into a buffer of its own.
+        """The model as loaded and its partitions, which ZeRO 3 copies into a separate buffer.
 
         A trainer on the CPU keeps memory that it has freed (`KEPT_MEMORY` of `runtime/actors.py`). The float32 copies
         for a checkpoint fit where tensors in float32 were, but not where tensors in half precision were.

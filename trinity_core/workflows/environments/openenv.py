@@ -50,7 +50,7 @@ class OpenEnv:
         self._shown = ""
 
     async def reset(self, seed: int) -> Step:
-        """Begin a new episode, in a session of its own the first time."""
+        """Begin a new episode, in its own session the first time."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
         return await self._begun({"type": "reset", "data": data})
 

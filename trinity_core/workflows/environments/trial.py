@@ -73,7 +73,7 @@ class Trial:
             ) from None
 
     def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
-        """Reset, then take actions until they or the episode end, and show what is said.
+        """Reset, then take actions until they or the episode end, and show what the environment says.
 
         Raises InputError, which names the environment, if it fails.
         """
@@ -102,7 +102,7 @@ class Trial:
                     break
         left = len(actions) - turns if isinstance(actions, list) else 0
         not_taken = f"; {left} further actions were not taken" if left else ""
-        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'goes on'}{not_taken}")
+        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'continues'}{not_taken}")
 
 
 def _text(step: Step) -> str:

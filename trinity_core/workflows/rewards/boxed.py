@@ -106,7 +106,7 @@ def math_dapo_reward(
 ) -> Parts:
     """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else 0.
 
-    A `wrong_score` is a part of its own: that score for a wrong answer, 0 for a right one.
+    A `wrong_score` is a separate part: that score for a wrong answer, 0 for a right one.
     With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
     """
     answer, gold = stated_answer(response), boxed_reference(truth)

@@ -1,4 +1,4 @@
-"""Runs in the sandboxes, as a script of its own: an answer's functions on one side, tests that call them on the other.
+"""Runs in the sandboxes, as a script: an answer's functions on one side, tests that call them on the other.
 
 `sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD VERDICTS` runs the tests of
 `tests.json` and writes a verdict for each. Only plain data crosses between them, as JSON: numbers, texts, lists,
