@@ -59,14 +59,14 @@ def parameters(part: Any, key: str) -> dict[str, Any]:
     functions = [getattr(part, "function", part)]
     functions += [KLCoefficient] if "kl_" in key else []
     functions = [entropy_bonus] if "entropy" in key else functions
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for function in functions:
-        for each in inspect.signature(function).parameters.values():
-            tensor = isinstance(each.annotation, str) and each.annotation.startswith(TENSORS)
-            named = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-            if named and not tensor and each.name not in GIVEN and "checkpoint_root_dir" not in each.name:
-                found[each.name] = each.default
-    return found
+        for parameter in inspect.signature(function).parameters.values():
+            tensor = isinstance(parameter.annotation, str) and parameter.annotation.startswith(TENSORS)
+            named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if named and not tensor and parameter.name not in GIVEN and "checkpoint_root_dir" not in parameter.name:
+                by_name[parameter.name] = parameter.default
+    return by_name
 
 
 def default_of(field: FieldInfo) -> Any:
@@ -198,10 +198,10 @@ def test_arguments_that_do_not_fit_are_reported(given: dict[str, Any], problem: 
 
 
 def test_fitting_arguments_get_their_types() -> None:
-    given = {"count": "3", "share": 1, "limit": None, "odd": [1], "amount": "any", "inner": {"entropy_coef": "0.5"}}
-    values, problems = fitted(scorer, given)
+    arguments = {"count": "3", "share": 1, "limit": None, "odd": [1], "amount": "any", "inner": {"entropy_coef": "0.5"}}
+    values, problems = fitted(scorer, arguments)
     assert not problems
-    assert values == {**given, "count": 3, "share": 1.0, "inner": {"entropy_coef": 0.5}}
+    assert values == {**arguments, "count": 3, "share": 1.0, "inner": {"entropy_coef": 0.5}}
     assert type(values["share"]) is float
 
 

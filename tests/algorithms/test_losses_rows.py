@@ -29,8 +29,8 @@ def test_dpo_is_the_mean_over_pairs(beta, smoothing):
     loss, metrics = POLICY_LOSSES["dpo"](
         logprobs=LOGPROBS, ref_logprobs=REFERENCE, mask=MASK, beta=beta, label_smoothing=smoothing
     )
-    each = [(1 - smoothing) * softplus(-beta * h) + smoothing * softplus(beta * h) for h in margins()]
-    assert loss.item() == pytest.approx(sum(each) / 2, abs=1e-12)
+    losses = [(1 - smoothing) * softplus(-beta * h) + smoothing * softplus(beta * h) for h in margins()]
+    assert loss.item() == pytest.approx(sum(losses) / 2, abs=1e-12)
     summed_first = softplus(-beta * sum(margins()))
     assert loss.item() != pytest.approx(summed_first, abs=1e-3)
     assert metrics["dpo_loss"] == pytest.approx(loss.item())

@@ -393,7 +393,7 @@ def taking(name, returns, first=()):
         return returns(inputs)
 
     names = dict.fromkeys((*first, name))
-    part.__signature__ = inspect.Signature([inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in names])
+    part.__signature__ = inspect.Signature([inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in names])
     return part, got
 
 
@@ -407,7 +407,7 @@ def registered(monkeypatch, registry, part):
 def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, monkeypatch):
     """With and without old log-probs and rollout log-probs, as the trainer has them."""
     inputs = batch(0, experts=True)
-    function, got = taking(name, lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    function, got = taking(name, lambda data: (-data["logprobs"], {}), first=("logprobs",))
     loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))
     objective = Objective(spec_of("grpo", policy_loss_fn=loss, policy_loss_fn_args={}))
     assert name in {*objective.policy_loss.inputs, "logprobs", "mask"}
@@ -427,7 +427,7 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
 
 
 def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
-    function, got = taking("rollout_logprobs", lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    function, got = taking("rollout_logprobs", lambda data: (-data["logprobs"], {}), first=("logprobs",))
     inputs = batch(0, experts=False)
     PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
     mask = inputs["mask"]
@@ -437,7 +437,7 @@ def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
 @pytest.mark.parametrize("name", sorted(ADVANTAGES.inputs))
 def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch):
     inputs = batch(0, experts=False)
-    function, got = taking(name, lambda given: (torch.zeros(ROWS, LENGTH), {}))
+    function, got = taking(name, lambda data: (torch.zeros(ROWS, LENGTH), {}))
     objective = Objective(
         spec_of("ppo", advantage_fn=registered(monkeypatch, ADVANTAGES, function), advantage_fn_args={}, **NO_KL)
     )
@@ -454,7 +454,7 @@ def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch
 def test_a_kl_estimator_gets_every_input_that_the_registry_lists(name, monkeypatch):
     """In the loss, also where the old policy is the present one, and in the reward."""
     inputs = batch(0, experts=False)
-    function, got = taking(name, lambda given: torch.zeros(ROWS, LENGTH))
+    function, got = taking(name, lambda data: torch.zeros(ROWS, LENGTH))
     kl = registered(monkeypatch, KL_FNS, KLFn("taking", function))
     args = {"kl_coef": 0.1}
     objective = Objective(

@@ -119,8 +119,8 @@ def _save_layouts(root):
         actor = folder_for(root / name, 1, model)
 
         def placements_of(tensor, kinds=kinds):
-            made = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
-            return [made[kind] for kind in kinds]
+            at = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
+            return [at[kind] for kind in kinds]
 
         save_dtensors(actor, weights_of(model), mesh_shape, placements_of)
 
@@ -453,9 +453,9 @@ def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_
     write_manifest(step, 1)
 
     def read_and_remove(actor):
-        found = merge(actor)
+        merged = merge(actor)
         shutil.rmtree(step)
-        return found
+        return merged
 
     monkeypatch.setattr(convert_module, "merge_shards", read_and_remove)
     with pytest.raises(DataError, match="was removed"):

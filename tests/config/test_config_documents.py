@@ -105,8 +105,8 @@ def test_another_math_workflow_of_this_name_is_told(override: str, is_told: bool
     """Trinity-RFT's example of GRPO on GSM8K names `math_workflow` and no reward: there it has a system prompt and a
     reward for a format."""
     config = load_config(DOCUMENTS / "quick_start.yaml", [f"buffer.explorer_input.taskset.{override}"])
-    told = [notice.key for notice in remarks(config)]
-    assert ("buffer.explorer_input.taskset.default_workflow_type" in told) is is_told
+    keys = [notice.key for notice in remarks(config)]
+    assert ("buffer.explorer_input.taskset.default_workflow_type" in keys) is is_told
 
 
 def test_asynchronous_runs_share_their_folder_and_store() -> None:

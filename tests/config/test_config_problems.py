@@ -405,7 +405,7 @@ def test_all_problems_are_reported_with_file_and_line(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["synchronizer.sync_interval=0"])
-    found = {(problem.key, problem.line): problem for problem in caught.value.problems}
+    by_place = {(problem.key, problem.line): problem for problem in caught.value.problems}
     lines = {
         ("algorithm.repeat_time", 4),
         ("model.max_model_len", 6),
@@ -415,9 +415,9 @@ def test_all_problems_are_reported_with_file_and_line(tmp_path: Path) -> None:
         ("buffer.explorer_input.taskset", 8),
         ("synchronizer.sync_interval", None),
     }
-    assert set(found) == lines
-    assert found["synchronizer.sync_interval", None].file == "override 'synchronizer.sync_interval=0'"
-    assert found["algorithm.repeat_time", 4].value == 8
+    assert set(by_place) == lines
+    assert by_place["synchronizer.sync_interval", None].file == "override 'synchronizer.sync_interval=0'"
+    assert by_place["algorithm.repeat_time", 4].value == 8
     shown = str(caught.value)
     assert shown.startswith("The configuration has 7 problems:")
     assert f"{path}:4: algorithm.repeat_time: is not a known key. Did you mean 'repeat_times'?" in shown
@@ -434,8 +434,8 @@ def test_stage_problem_has_the_stages_line() -> None:
 
 
 def test_problem_shared_by_stages_is_reported_once() -> None:
-    found = problems({"stages": [{"stage_name": "a"}, {"stage_name": "b"}]}, overrides=("model.max_model_len=-3",))
-    assert [problem.key for problem in found] == ["model.max_model_len"]
+    reported = problems({"stages": [{"stage_name": "a"}, {"stage_name": "b"}]}, overrides=("model.max_model_len=-3",))
+    assert [problem.key for problem in reported] == ["model.max_model_len"]
 
 
 BOMB = "\n".join(
@@ -468,16 +468,16 @@ def test_invalid_yaml_is_reported(text: str, code: str, line: int | None) -> Non
 
 
 def test_two_merges_in_one_mapping_name_both_lines() -> None:
-    found = [problem for problem in _of_text("a: &a {b: 1}\nmodel:\n  <<: *a\n  <<: *a") if problem.line == 4]
-    assert [(problem.key, problem.code) for problem in found] == [("model.<<", "duplicate-key")]
-    assert "3" in found[0].message
+    duplicates = [problem for problem in _of_text("a: &a {b: 1}\nmodel:\n  <<: *a\n  <<: *a") if problem.line == 4]
+    assert [(problem.key, problem.code) for problem in duplicates] == [("model.<<", "duplicate-key")]
+    assert "3" in duplicates[0].message
 
 
 def test_an_override_does_not_hide_a_key_given_twice() -> None:
     text = "mode: both\nmode: train\nmodel:\n  model_path: a\n  model_path: b\n"
     for overrides in (("mode=bench",), ("model.model_path=c",), ("model={model_path: c}",), ("model=null",)):
-        found = [problem for problem in _of_text(text, *overrides) if problem.code == "duplicate-key"]
-        assert [(problem.key, problem.line) for problem in found] == [("mode", 2), ("model.model_path", 5)]
+        duplicates = [problem for problem in _of_text(text, *overrides) if problem.code == "duplicate-key"]
+        assert [(problem.key, problem.line) for problem in duplicates] == [("mode", 2), ("model.model_path", 5)]
 
 
 def _of_text(text: str, *overrides: str) -> list[Problem]:
@@ -523,9 +523,9 @@ def test_plugin_names_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.append(folder)
         monkeypatch.setitem(ADVANTAGES, "my_own", lambda rewards, group_ids, mask, tau=1.0: None)
 
-    given = ["plugin_dir=mine", "algorithm.advantage_fn=my_own"]
-    assert config_from_dict(GOOD, given).algorithm.advantage_fn == "my_own", "trusted while no plugin is loaded"
-    config = config_from_dict(GOOD, given, load_plugins)
+    overrides = ["plugin_dir=mine", "algorithm.advantage_fn=my_own"]
+    assert config_from_dict(GOOD, overrides).algorithm.advantage_fn == "my_own", "trusted while no plugin is loaded"
+    config = config_from_dict(GOOD, overrides, load_plugins)
     assert loaded == [str(Path("mine").absolute())] and config.algorithm.advantage_fn == "my_own"
 
 
@@ -563,12 +563,12 @@ def test_what_makes_no_sense_while_serving_is_refused() -> None:
         "synchronizer": {"max_staleness": 2, "sync_method": "checkpoint"},
         "buffer": {"total_steps": 3, "total_epochs": 2},
     }
-    found = problems(serving)
-    assert {problem.key for problem in found} == {
+    reported = problems(serving)
+    assert {problem.key for problem in reported} == {
         "explorer.rollout_model.enable_openai_api", "buffer.explorer_input.taskset", "buffer.total_steps",
         "buffer.total_epochs", "synchronizer.max_staleness",
     }  # fmt: skip
-    assert {problem.code for problem in found} == {"conflict"}
+    assert {problem.code for problem in reported} == {"conflict"}
 
 
 def test_serving_needs_no_tasks() -> None:
@@ -608,7 +608,7 @@ def test_weights_fit_together(weights: tuple[dict[str, Any], ...], key: str, mes
         return
     with pytest.raises(ConfigError) as caught:
         config_from_dict(tree)
-    assert [(each.key, message in each.message) for each in caught.value.problems] == [(f"{INPUT}.{key}", True)]
+    assert [(one.key, message in one.message) for one in caught.value.problems] == [(f"{INPUT}.{key}", True)]
 
 
 @pytest.mark.parametrize(
@@ -673,7 +673,7 @@ def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
         return
     with pytest.raises(ConfigError) as caught:
         config_from_dict(tree)
-    assert [each.key for each in caught.value.problems] == [f"{INPUT}.{key}" for key in keys]
+    assert [problem.key for problem in caught.value.problems] == [f"{INPUT}.{key}" for key in keys]
     assert f"{INPUT}.tasksets[1].rollout_args.top_p" in caught.value.problems[0].message
 
 
@@ -695,4 +695,4 @@ def test_student_samples_at_its_teachers_temperature(changes: tuple[str, ...], k
         return
     with pytest.raises(ConfigError) as caught:
         config_from_dict(distilled, changes)
-    assert [each.key for each in caught.value.problems] == keys
+    assert [problem.key for problem in caught.value.problems] == keys

@@ -190,5 +190,5 @@ def test_a_model_without_template_is_refused():
 
 def test_half_of_a_surrogate_pair_is_written_as_a_question_mark(encoder):
     """Tools and environments may say it: of a cut emoji, of a file's name, of JSON that the policy wrote."""
-    said = [encoder.prompt([{"role": "user", "content": f"a{half}b"}]) for half in ("\ud83d", "?")]
-    assert said[0].tokens == said[1].tokens
+    prompts = [encoder.prompt([{"role": "user", "content": f"a{half}b"}]) for half in ("\ud83d", "?")]
+    assert prompts[0].tokens == prompts[1].tokens

@@ -85,15 +85,15 @@ def test_turns_are_messages():
     assert system == {"role": "system", "content": "s"}
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", *["assistant"] * 3]
     assert [message["content"] for message in messages] == ["q", "", '{"found": 3}', "a", "no call", ""]
-    made = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
-    assert made[1] == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": 2}}]
-    assert made[5] == [{"name": "h", "arguments": {}}] and not any(made[i] for i in (0, 2, 3, 4))
+    functions = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
+    assert functions[1] == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": 2}}]
+    assert functions[5] == [{"name": "h", "arguments": {}}] and not any(functions[i] for i in (0, 2, 3, 4))
     assert formats.prompt_messages(row, form) == [system, *messages[:3]]
     better, worse = formats.preference(
         {"messages": turns[:1], "chosen": turns[3], "rejected": {"from": "gpt", "value": "b"}},
         FormatConfig(prompt_type="messages"),
     )
-    assert [each.messages[-1]["content"] for each in (better, worse)] == ["a", "b"]
+    assert [conversation.messages[-1]["content"] for conversation in (better, worse)] == ["a", "b"]
 
 
 def test_turns_and_messages_of_one_parquet_file():
@@ -244,19 +244,19 @@ def arguments_of(message):
 
 def calling(*arguments):
     """An answer that calls tools with these arguments."""
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": value}} for value in arguments]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def test_arguments_of_calls_may_be_json_text():
     """As OpenAI's API has them; chat templates encode what they are given."""
-    said = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
-    [_, answer] = formats.demonstration({"messages": [USER, said]}, MESSAGES).messages
+    calls = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
+    [_, answer] = formats.demonstration({"messages": [USER, calls]}, MESSAGES).messages
     assert arguments_of(answer) == [{"a": [1, None]}, {"a": "{}"}, {}, {}]
     assert {call["id"] for call in answer["tool_calls"]} == {"c"}
-    as_text = {**said, "tool_calls": json.dumps(said["tool_calls"])}
+    as_text = {**calls, "tool_calls": json.dumps(calls["tool_calls"])}
     assert formats.demonstration({"messages": [USER, as_text]}, MESSAGES).messages[1] == answer
-    asked = formats.prompt_messages({"messages": [USER, said, RESULT]}, MESSAGES)
+    asked = formats.prompt_messages({"messages": [USER, calls, RESULT]}, MESSAGES)
     assert asked[1] == answer
 
 
@@ -275,12 +275,12 @@ def test_calls_that_are_none_are_refused(calls):
 def test_a_call_without_function_around_it_gets_it():
     bare = {"name": "f", "arguments": '{"a": 1}'}
     wrapped = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    said = formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": [bare]}]}, MESSAGES)
-    assert said.messages[1]["tool_calls"] == [wrapped]
+    demonstration = formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": [bare]}]}, MESSAGES)
+    assert demonstration.messages[1]["tool_calls"] == [wrapped]
     legacy = {"role": "assistant", "content": None, "function_call": bare}
     result = {"role": "function", "name": "f", "content": "3"}
-    said = formats.demonstration({"messages": [USER, legacy, result, ANSWER]}, MESSAGES)
-    assert said.messages[1:3] == [
+    demonstration = formats.demonstration({"messages": [USER, legacy, result, ANSWER]}, MESSAGES)
+    assert demonstration.messages[1:3] == [
         {"role": "assistant", "tool_calls": [wrapped]},
         {"role": "tool", "name": "f", "content": "3"},
     ]

@@ -35,7 +35,7 @@ def joined(tmp_path: Path, **inputs: object) -> list[dict[str, object]]:
     """The columns of each task."""
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
     config = config_of(tmp_path, **inputs)
-    [taskset] = [Taskset.open(each, 0) for each in config.buffer.explorer_input.tasksets]
+    [taskset] = [Taskset.open(taskset_config, 0) for taskset_config in config.buffer.explorer_input.tasksets]
     opened = open_inputs(config, [taskset], RejectedRows(0.5, tmp_path / "rejected"))
     return [opened.columns(row) for row in taskset.rows]
 

@@ -35,5 +35,5 @@ def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
         RejectedRows(1.0).settle(
             "gsm8k", [*BAD, RejectedRow(RowLocation("train.jsonl", 9), "its prompt is empty")], kept=0
         )
-    told = str(caught.value)
-    assert told.count(BAD[0].reason) == 1 and "train.jsonl:2" in told and "train.jsonl:9" in told
+    message = str(caught.value)
+    assert message.count(BAD[0].reason) == 1 and "train.jsonl:2" in message and "train.jsonl:9" in message

@@ -70,10 +70,10 @@ def test_folder_loads_with_transformers_alone(tmp_path):
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.tie_word_embeddings and model.num_parameters() == folders.parameters
     assert tokenizer.eos_token_id == model.generation_config.eos_token_id
-    made = tiny.make_tokenizer()
+    new = tiny.make_tokenizer()
     row = json.loads((folders.data / "train.jsonl").read_text().splitlines()[0])
     for text in (row["question"], row["answer"], "12 €.\n\nOther   words"):
-        assert tokenizer.encode(text) == made.encode(text)
+        assert tokenizer.encode(text) == new.encode(text)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["question"]}], return_dict=False)
     assert len(prompt) <= 30
     with torch.no_grad():

@@ -19,9 +19,9 @@ KEY = "sk-very-secret-4711"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}
 
 
-def endpoint(url: str, **given: Any) -> Endpoint:
-    budget = given.pop("budget", 60.0)
-    settings = ExternalModelConfig(base_url=url, model_name="m", **given)
+def endpoint(url: str, **settings_: Any) -> Endpoint:
+    budget = settings_.pop("budget", 60.0)
+    settings = ExternalModelConfig(base_url=url, model_name="m", **settings_)
     return Endpoint(settings, KEY, budget, first_delay=0.01)
 
 
@@ -33,9 +33,9 @@ def ask(asked: Endpoint, times: int = 1) -> list[Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 FAULTS = {
@@ -64,8 +64,8 @@ def test_a_passing_fault_is_retried(fault: str) -> None:
         asked = endpoint(server.url, timeout=patience(fault))
         assert ask(asked) == [Answer("#### 7", "stop", 9, 5)]
     assert (asked.retries, len(server.asked)) == (2, 3)
-    assert {each.path for each in server.asked} == {"/v1/chat/completions"}
-    assert {each.authorization for each in server.asked} == {f"Bearer {KEY}"}
+    assert {request.path for request in server.asked} == {"/v1/chat/completions"}
+    assert {request.authorization for request in server.asked} == {f"Bearer {KEY}"}
 
 
 def test_the_organisation_of_another_key_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_model_sends_messages_and_sampling() -> None:
 
         first, second = asyncio.run(main())
     expected = {**BODY, "temperature": 0.2, "max_tokens": 64, "reasoning_effort": "low"}
-    assert [each.body for each in server.asked] == [expected, expected]
+    assert [request.body for request in server.asked] == [expected, expected]
     assert (first.text, first.finish_reason, len(first.prompt_tokens), len(first.tokens)) == ("so", "length", 9, 5)
     assert second.experience(reward=1.0).response_length == 5
 
@@ -187,4 +187,4 @@ def test_each_answer_has_its_seed() -> None:
             return await ExternalModel(asked).chat(BODY["messages"], n=2, seeds=[5, 6])
 
         asyncio.run(main())
-    assert sorted(each.body["seed"] for each in server.asked) == [5, 6]
+    assert sorted(request.body["seed"] for request in server.asked) == [5, 6]

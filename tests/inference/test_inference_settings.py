@@ -52,15 +52,15 @@ def test_kv_cache_of_a_gpu_engine_can_be_fixed():
 
 
 def test_further_arguments_reach_an_engine_on_a_gpu_alone():
-    given = {"quantization": "fp8", "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
-    settings = policy_engine(config(extra_engine_args=given), on_gpu=True)
+    arguments_given = {"quantization": "fp8", "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    settings = policy_engine(config(extra_engine_args=arguments_given), on_gpu=True)
     arguments = vllm_types.engine_arguments(settings)
-    assert {name: arguments[name] for name in given} == given
+    assert {name: arguments[name] for name in arguments_given} == arguments_given
     assert settings.is_lossy and not policy_engine(config(), on_gpu=True).is_lossy
     assert "enable_sleep_mode" not in arguments
     assert vllm_types.engine_arguments(replace(settings, sleeps=True))["enable_sleep_mode"]
     with raising(TrinityError, key="explorer.rollout_model.extra_engine_args.quantization"):
-        policy_engine(config(extra_engine_args=given), on_gpu=False)
+        policy_engine(config(extra_engine_args=arguments_given), on_gpu=False)
 
 
 def test_restricted_sampling_on_gpu_reports_raw_logprobs():

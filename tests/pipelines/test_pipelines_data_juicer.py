@@ -54,8 +54,8 @@ def test_rows_are_filtered_deduplicated_and_mapped(server):
 @installed
 def test_operators_read_from_the_source_are_those_of_the_package():
     script = "import json, data_juicer.ops as o; print(json.dumps(list(o.OPERATORS.modules)))"
-    told = subprocess.run([require_installed(), "-c", script], capture_output=True, text=True, timeout=120)
-    assert installed_operators() == set(json.loads(told.stdout.splitlines()[-1]))
+    done = subprocess.run([require_installed(), "-c", script], capture_output=True, text=True, timeout=120)
+    assert installed_operators() == set(json.loads(done.stdout.splitlines()[-1]))
 
 
 @installed
@@ -104,9 +104,9 @@ def test_a_killed_server_is_started_again_and_asks_models_that_the_run_serves(se
     aspects = ("accuracy", "grammar", "informativeness", "coherence")
 
     def judge(_: int, asked: Asked) -> Reply:
-        said = asked.body["messages"][1]["content"]
+        content = asked.body["messages"][1]["content"]
         scores = json.dumps({"dimension_scores": dict(zip(aspects, (5, 4, 3, 4), strict=True))})
-        return Reply(completion(scores if "four" in said else "no idea"))
+        return Reply(completion(scores if "four" in content else "no idea"))
 
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asks = {"llm_quality_score_filter": {
@@ -122,8 +122,8 @@ def test_a_killed_server_is_started_again_and_asks_models_that_the_run_serves(se
         one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
         left, _ = one.run([_experience("four", 0), _experience("well", 1)])
     assert server._child is not before
-    assert [each.info.get("llm_quality_score") for each in left] == [(5 + 4 + 3 + 4) / 4 / 5, None]
-    assert {(each.body["model"], each.authorization) for each in endpoint.asked} == {("judge", "Bearer secret")}
+    assert [experience.info.get("llm_quality_score") for experience in left] == [(5 + 4 + 3 + 4) / 4 / 5, None]
+    assert {(one.body["model"], one.authorization) for one in endpoint.asked} == {("judge", "Bearer secret")}
 
 
 @installed

@@ -105,7 +105,7 @@ def test_an_operator_that_fails_costs_the_groups_it_fails_with():
     one = OperatorPipeline([("shaped", shaped)])
     left, dropped = one.run([*_group("a", 2, 4), *_group("b", 1, 0), *_group("c", 5)], seen.append)
     assert [(e.group, e.reward, e.metrics["shaped"]) for e in left] == [("a", 0.5, 1), ("a", 0.25, 1), ("c", 0.2, 1)]
-    assert dropped == {"b": {"shaped failed": 2}} and [(each.group, each.operator) for each in seen] == [
+    assert dropped == {"b": {"shaped failed": 2}} and [(failure.group, failure.operator) for failure in seen] == [
         ("b", "shaped")
     ]
     for _ in range(7):
@@ -118,11 +118,11 @@ def test_a_reward_that_is_not_finite_reaches_no_train_step():
     def spoilt(experiences):
         return [replace(e, reward=e.reward / 3 if e.reward else float("nan")) for e in experiences]
 
-    given = [*_group("a", 3, 6), *_group("b", 3, 0)]
-    left, dropped = OperatorPipeline([("spoilt", spoilt)]).run(given)
+    both = [*_group("a", 3, 6), *_group("b", 3, 0)]
+    left, dropped = OperatorPipeline([("spoilt", spoilt)]).run(both)
     assert [e.reward for e in left] == [1, 2] and dropped == {"b": {"spoilt failed": 2}}
     filtered = OperatorPipeline([("spoilt", spoilt), ("filter", OPERATORS["invalid_reward_filter"])])
-    left, dropped = filtered.run(given)
+    left, dropped = filtered.run(both)
     assert [e.reward for e in left] == [1, 2, 1] and dropped == {"b": {"filter": 1}}
 
 

@@ -24,12 +24,12 @@ from trinity_core.pipelines.shaping import (
 )
 
 
-def answer(reward, group="g", run=0, tokens=2, truncated=False, **given):
+def answer(reward, group="g", run=0, tokens=2, truncated=False, **fields):
     unscored = reward is None
     mask = np.zeros(tokens, bool) if unscored else np.ones(tokens, bool)
     return Experience(
         np.arange(2 + tokens), 2, mask, reward=reward, group=group, run=run, truncated=truncated,
-        turn=given.get("turn", 0), metrics=given.get("metrics", {}), info=given.get("info", {}),
+        turn=fields.get("turn", 0), metrics=fields.get("metrics", {}), info=fields.get("info", {}),
     )  # fmt: skip
 
 
@@ -66,8 +66,8 @@ def test_token_rewards_are_shaped_by_their_sum(op_type, total):
 
 def test_a_statistic_that_is_not_there_is_named():
     with raising(TrinityError, key="qualty"):
-        told = answer(1.0, info={"quality": 1, "text": "x"}, metrics={"turns": 1.0})
-        reward_shaping_mapper([told], [{"stats_key": "qualty"}])
+        experience = answer(1.0, info={"quality": 1, "text": "x"}, metrics={"turns": 1.0})
+        reward_shaping_mapper([experience], [{"stats_key": "qualty"}])
     assert reward_shaping_mapper([answer(1.0, info={"stars": "4.5"})], [{"stats_key": "stars"}])[0].reward == 5.5
     with raising(TrinityError, key="stars"):
         reward_shaping_mapper([answer(1.0, info={"stars": "nan"})], [{"stats_key": "stars"}])
@@ -90,8 +90,8 @@ def test_wrong_shapings_are_refused_at_load(args, key):
 
 
 def test_the_guides_operator_runs():
-    given = {"reward_shaping_configs": [{"stats_key": "llm_quality_score", "op_type": "ADD", "weight": 1.0}]}
-    run = pipeline([OperatorConfig(name="reward_shaping_mapper", args=given)])
+    args = {"reward_shaping_configs": [{"stats_key": "llm_quality_score", "op_type": "ADD", "weight": 1.0}]}
+    run = pipeline([OperatorConfig(name="reward_shaping_mapper", args=args)])
     [left], dropped = run.run([answer(1.0, info={"llm_quality_score": 0.25})])
     assert left.reward == 1.25 and dropped == {}
     assert from_bytes(to_bytes([left]))[0].reward == 1.25

@@ -44,19 +44,19 @@ def written(tmp_path, rows=ROWS):
     return str(path)
 
 
-def lines(made):
-    return [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+def lines(dataset):
+    return [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
 
 
 def test_each_row_becomes_what_the_server_makes_of_it(tmp_path):
     operator = OperatorConfig(name="data_juicer", args={"operators": STEPS})
     rows = [{"question": "a?", "b": 1}, {"question": "no"}, {"question": "c?", "d": None}]
-    made = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=Doubling())
-    assert lines(made) == [
+    dataset = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=Doubling())
+    assert lines(dataset) == [
         {"question": "a?", "b": 1, "n": 1}, {"question": "A?", "b": 1},
         {"question": "c?", "d": None, "n": 1}, {"question": "C?", "d": None},
     ]  # fmt: skip
-    assert made.dropped == {"1 data_juicer": 1}
+    assert dataset.dropped == {"1 data_juicer": 1}
 
 
 def test_operators_on_whole_data_sets_are_refused(tmp_path):
@@ -113,8 +113,8 @@ def test_the_runs_own_server_curates_rows(tmp_path):
     service = {"data_juicer": {"auto_start": True, "port": free_port()}}
     config = config_of(tmp_path, service)
     assert not any("data_juicer" in notice for notice in notices(config))
-    made = curated_tasks(config)
-    assert [(row["question"], row["text_len"], row.get("hint", "none")) for row in lines(made)] == [
+    dataset = curated_tasks(config)
+    assert [(row["question"], row["text_len"], row.get("hint", "none")) for row in lines(dataset)] == [
         ("Natalia sold clips to 48 of her friends. How many?", 50, "none"), (ROWS[2]["question"], 44, None),
     ]  # fmt: skip
-    assert made.dropped == {"1 data_juicer": 1}
+    assert dataset.dropped == {"1 data_juicer": 1}

@@ -25,8 +25,8 @@ def kept(tmp_path, **args):
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"question": text, "is": name}) + "\n" for name, text in QUESTIONS.items()))
     operator = OperatorConfig(name="language_id_score_filter", args={"input_keys": ["question"], **args})
-    made = curate(TaskPipeline([str(path)], [operator]), tmp_path / "out")
-    return [json.loads(line)["is"] for line in (made.folder / "train.jsonl").read_text().splitlines()]
+    dataset = curate(TaskPipeline([str(path)], [operator]), tmp_path / "out")
+    return [json.loads(line)["is"] for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(

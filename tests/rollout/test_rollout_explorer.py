@@ -46,7 +46,7 @@ def config(tiny_folders, tmp_path):
     """A run of 4 steps of 3 tasks with 2 answers each, on the small data set."""
 
     def make(**sections):
-        given = {
+        tree = {
             "project": "p",
             "name": "n",
             "checkpoint_root_dir": str(tmp_path),
@@ -74,8 +74,8 @@ def config(tiny_folders, tmp_path):
             "synchronizer": {"sync_method": "checkpoint", "sync_interval": 1, "sync_timeout": 30},
         }
         for name, section in sections.items():
-            given[name] = given.get(name, {}) | section if isinstance(section, dict) else section
-        return config_from_dict(given)
+            tree[name] = tree.get(name, {}) | section if isinstance(section, dict) else section
+        return config_from_dict(tree)
 
     return make
 
@@ -374,7 +374,7 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
     assert (stayed["step"], stayed["ended"], left["step"], left["ended"]) == (4, "finished", 2, "stopped")
     with stored(first) as store:
         assert len(store.lease(1, 36, 0, final=True)) == 36
-        assert {name: each.rows for name, each in store.contributions(1).items()} == {
+        assert {name: contribution.rows for name, contribution in store.contributions(1).items()} == {
             "explorer": 24,
             "explorer_new": 12,
         }
@@ -1084,8 +1084,8 @@ def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_ta
         asyncio.run(explorer.run(explore))
         rows.append([(e.task_index, e.group, e.run) for e in stored(settings).lease(2, 24, 9)])
         positions = stored(settings).positions("explorer")
-        assert [each["step"] for each in positions] == [1, 2, 3, 4]
-        assert all(len(each["observed"]["taskset"]["rates"]) >= 3 for each in positions)
+        assert [position["step"] for position in positions] == [1, 2, 3, 4]
+        assert all(len(position["observed"]["taskset"]["rates"]) >= 3 for position in positions)
     assert rows[0] == rows[1] and len(rows[0]) == 24
 
 

@@ -43,11 +43,11 @@ def config_of(root: Path, tiny: TinyFolders, url: str, *overrides: str, **extern
             "default_reward_fn_type": "format_reward",
         },
     ]  # fmt: skip
-    given = {"base_url": url, "model_name": "org/tiny", "max_retry_times": 0} | external
+    endpoint = {"base_url": url, "model_name": "org/tiny", "max_retry_times": 0} | external
     tree = {
         "project": "p", "name": "n", "mode": "bench", "checkpoint_root_dir": str(root),
         "buffer": {"explorer_input": {"eval_tasksets": evals}},
-        "explorer": {"external_model": given, "max_retry_times": 0},
+        "explorer": {"external_model": endpoint, "max_retry_times": 0},
     }  # fmt: skip
     return config_from_dict(tree, list(overrides))
 
@@ -141,11 +141,11 @@ class Agent(Workflow):
 
     def run(self) -> list:
         with self.model.session(0) as session:  # type: ignore[attr-defined]
-            given = session.openai_client.chat.completions.create(
+            completion = session.openai_client.chat.completions.create(
                 model=session.model_name, messages=self.task.messages, temperature=0
             )
         reward = self.rewards.score_sync(
-            "math_reward", [RewardItem(given.choices[0].message.content, self.task.truth)]
+            "math_reward", [RewardItem(completion.choices[0].message.content, self.task.truth)]
         )[0]
         return session.experiences(reward, run=0)
 

@@ -26,7 +26,7 @@ TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", 
 
 def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorithm="grpo", **buffer):
     taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    given = {"taskset": taskset, "default_workflow_type": workflow, **buffer}
+    inputs = {"taskset": taskset, "default_workflow_type": workflow, **buffer}
     return config_from_dict({
         "project": "p",
         "name": "judged",
@@ -34,14 +34,14 @@ def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorith
         "mode": "explore",
         "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
         "model": {"model_path": str(tiny_folders.model), "max_model_len": 160, "max_response_tokens": 8},
-        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": given},
-        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(each)} for each in auxiliary]},
+        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": inputs},
+        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
     })  # fmt: skip
 
 
 def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[each] for each in auxiliary]).run(explore))
+    asyncio.run(Explorer(config, [engine], [[engine_] for engine_ in auxiliary]).run(explore))
     with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 
@@ -112,13 +112,13 @@ def test_calls_before_it_are_no_part_of_a_calls_time():
 def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sk-1")
     texts = ['{"rating": 10}', "no idea"]
-    given = {"base_url": "", "model_name": "judge", "api_key_env": "JUDGE_KEY"}
+    endpoint = {"base_url": "", "model_name": "judge", "api_key_env": "JUDGE_KEY"}
 
     async def main(url):
         judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
         items = [
-            RewardItem("a", prompt="p", args=given | {"base_url": url}),
-            RewardItem("b", args=given | {"base_url": url}),
+            RewardItem("a", prompt="p", args=endpoint | {"base_url": url}),
+            RewardItem("b", args=endpoint | {"base_url": url}),
         ]
         return [await ModelRewards(RewardPool(1), judges).score("llm_judge", [one]) for one in items]
 

@@ -37,16 +37,16 @@ def run_named(root: Path, path: Path, name: str = "r", explorer: str = "explorer
 def explore(config: Config, *steps: int) -> None:
     """As an explorer does: the steps that are stored are in both files."""
     with open_run_store(config) as store:
-        explored, given = ExploredFile(config, store), OperatorInput(config)
+        explored, operator_input = ExploredFile(config, store), OperatorInput(config)
         stored = store.position(config.explorer.name).step
         explored.resume(stored)
-        given.resume(stored)
+        operator_input.resume(stored)
         for step in steps:
             rows = [
                 Experience(tokens=np.arange(6), prompt_length=3, action_mask=np.ones(3, bool), group=f"{step}/{group}")
                 for group in range(2)
             ]
-            given.append(step, rows)
+            operator_input.append(step, rows)
             store.put(config.explorer.name, step, {}, rows, 0)
             explored.stored(step)
 

@@ -101,16 +101,16 @@ def test_micro_batches_are_those_of_the_trainer():
         return micro_batches(config, train_settings(config), 1)
 
     # A group: 88 tokens of the prompt and 8 responses of 40, 408; 4 groups, each alone within 800 tokens.
-    made = planned()
-    assert (made.count, made.tokens, made.targets, made.rows, made.longest) == (4, 408, 320, 8, 128)
-    assert made.mask == 8 * 40 * 128, "of one of them"
-    made = planned("trainer.max_token_len_per_gpu=816")
-    assert (made.count, made.tokens, made.rows) == (2, 816, 16)
-    made = planned(
+    micro = planned()
+    assert (micro.count, micro.tokens, micro.targets, micro.rows, micro.longest) == (4, 408, 320, 8, 128)
+    assert micro.mask == 8 * 40 * 128, "of one of them"
+    micro = planned("trainer.max_token_len_per_gpu=816")
+    assert (micro.count, micro.tokens, micro.rows) == (2, 816, 16)
+    micro = planned(
         "trainer.use_dynamic_bsz=false",
         "trainer.trainer_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
     )
-    assert (made.count, made.tokens, made.rows) == (2, 816, 16)
+    assert (micro.count, micro.tokens, micro.rows) == (2, 816, 16)
 
 
 def test_workers_share_the_tokens_of_a_sequence():

@@ -154,7 +154,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     job = tmp_path / "runs/notebook/run/checkpoints/trinity/run"
-    rollouts = [each for _, _, path in rollout_files(job) for each in read_rollouts(path)]
+    rollouts = [rollout for _, _, path in rollout_files(job) for rollout in read_rollouts(path)]
     assert len(rollouts) >= 4
     for rollout in rollouts:
         expected = rollout.response.count("e") / max(len(rollout.response), 1)

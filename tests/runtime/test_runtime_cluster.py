@@ -119,7 +119,7 @@ class JoinedRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         lost = {"Alive": False, "Resources": {}}
-        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(each)}} for each in self.gpus)]
+        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(count)}} for count in self.gpus)]
 
     def cluster_resources(self) -> dict[str, float]:
         return {"GPU": float(sum(self.gpus))}
@@ -183,8 +183,8 @@ def test_a_run_that_waits_for_gpus_of_others_says_so(
 def test_an_actor_that_ray_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(small_config(), Machine(1, 0))
     monkeypatch.setattr(cluster, "alive", lambda: True)
-    monkeypatch.setattr("ray.wait", lambda refs, **_: ([each for each in refs if each == "a"], []))
-    cluster._placing = {each: (f"n/{each}", time.monotonic() - PLACE_SECONDS - 1) for each in "ab"}
+    monkeypatch.setattr("ray.wait", lambda refs, **_: ([ref for ref in refs if ref == "a"], []))
+    cluster._placing = {name: (f"n/{name}", time.monotonic() - PLACE_SECONDS - 1) for name in "ab"}
     with pytest.raises(TransientFault, match=r"has not started n/b within 600 s"):
         cluster.check()
     assert list(cluster._placing) == ["b"]
@@ -236,7 +236,7 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("trinity_core.runtime.cluster.NAME_SECONDS", 0.0)
         with pytest.raises(TrinityError, match=r"first is already running in the namespace .*/run of the Ray cluster"):
             cluster.actor(Sleeper, "first", env=env)
-        [raylet] = [each for each in psutil.Process().children() if each.name() == "raylet"]
+        [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
         first.compute.remote()
         time.sleep(1.0)
         raylet.kill()
@@ -270,7 +270,7 @@ def test_a_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch, ca
     cluster = open_cluster(small_config(), 0)
     try:
         assert "started again: The current node timed out" in caplog.text
-        names = [each.name() for each in set(psutil.Process().children()) - before]
+        names = [child.name() for child in set(psutil.Process().children()) - before]
         assert names.count("raylet") == names.count("gcs_server") == 1 and ray.is_initialized()
     finally:
         close_cluster(cluster)
@@ -327,11 +327,11 @@ def command_line(process: psutil.Process) -> str:
 
 def listening(process: psutil.Process) -> list[Any]:
     try:
-        return [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        return [connection for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN]
     except psutil.Error:
         return []
 
 
 def is_loopback(address: str) -> bool:
-    found = ip_address(address)
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    parsed = ip_address(address)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback

@@ -116,11 +116,11 @@ def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):
 
 
 def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
-    given = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
+    overrides = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
     args = f"{INPUT}.tasksets.a.workflow_args={{environment: frozen_lake, step_wise: true%s}}"
-    load(*given, args % ", turn_rewards: rollout")
+    load(*overrides, args % ", turn_rewards: rollout")
     with raising(ConfigError, key=f"{INPUT}.tasksets[0].workflow_args.turn_rewards"):
-        load(*given, args % "")
+        load(*overrides, args % "")
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,17 @@ def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
 def test_gigpo_adds_up_the_rewards_of_turns_itself(toy_games, load, workflow, args, key):
     """A turn's reward must be its own: returns would be discounted twice, and a reward that each turn repeats would
     count as often as there are turns, so that dawdling pays."""
-    given = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.workflow_args={{{args}}}")
+    overrides = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.workflow_args={{{args}}}")
     engine = "explorer.rollout_model={enable_openai_api: true, tool_call_parser: hermes}"
-    load(*given, engine)
+    load(*overrides, engine)
     if key is None:
-        load(*given, engine, "algorithm.algorithm_type=gigpo")
+        load(*overrides, engine, "algorithm.algorithm_type=gigpo")
         return
     with pytest.raises(ConfigError) as caught:
-        load(*given, engine, "algorithm.algorithm_type=gigpo")
+        load(*overrides, engine, "algorithm.algorithm_type=gigpo")
     [problem] = caught.value.problems
     assert problem.key.endswith(f"tasksets[0].{key}"), problem
-    load(*given, engine, "algorithm.algorithm_type=gigpo", "mode=train", "buffer.total_steps=1")
+    load(*overrides, engine, "algorithm.algorithm_type=gigpo", "mode=train", "buffer.total_steps=1")
 
 
 def test_an_environments_tasks_take_no_reward_function(toy_games, load):
@@ -172,9 +172,9 @@ def test_an_environments_tasks_take_no_reward_function(toy_games, load):
         f"{INPUT}.eval_tasksets=[]",
     ]
     for place in (INPUT, "buffer"):
-        given = f"{place}.default_reward_fn_type=math_reward"
+        default = f"{place}.default_reward_fn_type=math_reward"
         with raising(ConfigError, key=f"{place}.default_reward_fn_type"):
-            load(*alone, f"{INPUT}.default_workflow_type=env_workflow", given)
+            load(*alone, f"{INPUT}.default_workflow_type=env_workflow", default)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +184,16 @@ def test_an_environments_tasks_take_no_reward_function(toy_games, load):
 def test_arguments_of_a_workflows_own_reward_are_checked(load, workflow):
     """Whichever reward a task set without a name of one has: `fromat_weight` is nobody's."""
     tasks = f"{INPUT}.tasksets.a"
-    given = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
+    overrides = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
     if workflow == "command_workflow":
-        given += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
+        overrides += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
     if workflow == "toolcall_workflow":
-        given.append("explorer.rollout_model.tool_call_parser=hermes")
+        overrides.append("explorer.rollout_model.tool_call_parser=hermes")
     if workflow == "math_ruler_workflow":
-        given.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
+        overrides.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
     wrong = "reward_fn_args" if workflow == "command_workflow" else "reward_fn_args.fromat_weight"
     with raising(ConfigError, key=f"{INPUT}.tasksets[0].{wrong}"):
-        load(*given)
+        load(*overrides)
 
 
 def test_stages_are_checked_each_and_told_once(load):
@@ -274,9 +274,9 @@ def test_odd_annotations_are_accepted_and_defaults_kept(load, monkeypatch):
     monkeypatch.setitem(REWARD_FNS, "short", short)
     monkeypatch.setitem(REWARD_FNS, "largest", max)
     keys = [f"{INPUT}.tasksets.a.default_reward_fn_type", f"{INPUT}.tasksets.a.reward_fn_args"]
-    for name, given in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
-        config = load(f"{keys[0]}={name}", f"{keys[1]}={given}")
-        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(given)
+    for name, args in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
+        config = load(f"{keys[0]}={name}", f"{keys[1]}={args}")
+        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(args)
 
 
 ROLLOUTS = ("explorer.rollout_model.tool_call_parser=hermes", "explorer.rollout_model.enable_openai_api=true")

@@ -44,12 +44,12 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     path.write_text("".join(json.dumps({"question": question}) + "\n" for question in ("one", "two")))
     say(speaker, f"Not easy.\n{VERDICT}", "I cannot say.")
     args = {"api_or_hf_model": judge.name, "base_url": judge.base_url, "api_key_env": KEY, "input_keys": ["question"]}
-    made = curate(
+    dataset = curate(
         TaskPipeline([str(path)], [OperatorConfig(name="llm_difficulty_score_filter", args=args)]), tmp_path / "out",
         EndpointModels(),
     )  # fmt: skip
-    [row] = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
-    assert row["llm_difficulty_score"] == pytest.approx(0.6) and made.rejected == 1  # (4 + 4 + 2 + 2) / 4 / 5
+    [row] = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
+    assert row["llm_difficulty_score"] == pytest.approx(0.6) and dataset.rejected == 1  # (4 + 4 + 2 + 2) / 4 / 5
     prompts = [speaker.tokenizer.decode(tokens) for tokens in speaker.heard]
     assert all("how difficult a task is" in prompt for prompt in prompts)
     assert sorted("one" in prompt.split("<question>")[1] for prompt in prompts) == [False, True]
@@ -69,8 +69,8 @@ def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
 
 def test_an_answer_that_is_cut_off_is_none():
     with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
-        [said] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
-    assert isinstance(said, NoAnswer) and "length" in said.why and "max_tokens" in said.why
+        [answer] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
+    assert isinstance(answer, NoAnswer) and "length" in answer.why and "max_tokens" in answer.why
     assert server.asked[0].body["max_tokens"] == 3
 
 

@@ -30,21 +30,21 @@ def encoder() -> ChatEncoder:
 
 def rollouts(encoder: ChatEncoder) -> list[Experience]:
     """Three answers to each of three tasks; one was cut off, one could not be judged."""
-    made = []
+    rows = []
     for group, rewards in REWARDS.items():
         prompt = encoder.prompt([{"role": "user", "content": group}]).tokens
         for run, reward in enumerate(rewards):
             text = f"answer {run}"
             answer = [*encoder.tokenizer(text, add_special_tokens=False)["input_ids"], encoder.tokenizer.eos_token_id]
             judged = reward is not None
-            made.append(
+            rows.append(
                 Experience(
                     tokens=np.array(prompt + answer), prompt_length=len(prompt), reward=reward, group=group, run=run,
                     action_mask=np.full(len(answer), judged), logprobs=np.zeros(len(answer)),
                     versions=np.zeros(len(answer)), truncated=(group, run) == TRUNCATED, info={"response": text},
                 )
             )  # fmt: skip
-    return made
+    return rows
 
 
 @pytest.fixture(params=["store", "file"])
@@ -71,7 +71,7 @@ def buffer(request: Any, server_url: str, tmp_path: Path, encoder: ChatEncoder) 
 
 def texts(read: Any, encoder: ChatEncoder) -> list[list[str]]:
     decode = encoder.tokenizer.decode
-    return [[f"{decode(each.tokens[each.answer])}" for each in row] for row in read.rows]
+    return [[f"{decode(answer.tokens[answer.answer])}" for answer in row] for row in read.rows]
 
 
 def test_answers_to_imitate_are_chosen_by_reward(buffer: Any, encoder: ChatEncoder) -> None:

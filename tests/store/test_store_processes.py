@@ -229,13 +229,13 @@ def test_a_postgresql_server_that_is_restarted_is_waited_for(postgresql_url, mon
 
 
 def test_a_transaction_that_postgresql_cuts_short_is_repeated(postgresql_url, monkeypatch):
-    def cut_short(connection, *given):
+    def cut_short(connection, *arguments):
         if not cut:
             cut.append(True)
             with ExperienceStore.open(postgresql_url, "/jobs/cut")._database.read() as other:
                 mine = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
                 other.exec_driver_sql(f"SELECT pg_terminate_backend({mine}, 10000)")
-        return whole(connection, *given)
+        return whole(connection, *arguments)
 
     cut, whole = [], presence.untrained_rows
     monkeypatch.setattr(presence, "untrained_rows", cut_short)

@@ -83,13 +83,13 @@ def test_fused_parameters_are_matched_by_their_module():
         LAYER + "self_attn.qkv_proj.weight", LAYER + "self_attn.qkv_proj.bias", LAYER + "self_attn.o_proj.weight",
         LAYER + "mlp.gate_up_proj.weight",
     ]  # fmt: skip
-    found = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
-    assert found.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
+    matched = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
+    assert matched.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
         f"{LAYER}self_attn.{x}_proj.weight" for x in "qkv"
     )
-    assert found.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
-    assert found.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
-    assert found == {(name,): [name] for name in parameters if name in DENSE}
+    assert matched.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
+    assert matched.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
+    assert matched == {(name,): [name] for name in parameters if name in DENSE}
 
 
 def test_norms_beside_packed_weights_are_no_part_of_them():
@@ -156,10 +156,10 @@ class Leaf(torch.nn.Module):
 
 
 def modules(**parts):
-    made = torch.nn.Module()
+    root = torch.nn.Module()
     for name, part in parts.items():
-        setattr(made, name, part)
-    return made
+        setattr(root, name, part)
+    return root
 
 
 def mixture(shared, gate_is_shared, bias):

@@ -60,7 +60,7 @@ def test_no_other_file_compares_method_names():
         for path in (ROOT / top).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Compare):
-                    named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                    named = {constant.value for constant in ast.walk(node) if isinstance(constant, ast.Constant)}
                     assert not named & {*SYNC_METHODS}, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 

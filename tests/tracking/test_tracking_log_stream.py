@@ -37,10 +37,10 @@ def test_entries_of_all_actors_come_in_order_of_time(tmp_path: Path) -> None:
     stream = LogStream(lambda: [tmp_path])
     write(tmp_path, "explorer", line(1, "first"), line(3, "third"))
     write(tmp_path, "10.0.0.2/trainer_0", TRACE)
-    found = stream.read()
-    assert [entry.actor for entry in found] == ["explorer", "10.0.0.2/trainer_0", "explorer"]
-    assert found[1].text.endswith("ValueError: no rows") and found[1].level == "ERROR"
-    assert entry_line(found[0]) == "11-23 10:00:01,000 INFO    explorer trinity_core.x: first"
+    entries = stream.read()
+    assert [entry.actor for entry in entries] == ["explorer", "10.0.0.2/trainer_0", "explorer"]
+    assert entries[1].text.endswith("ValueError: no rows") and entries[1].level == "ERROR"
+    assert entry_line(entries[0]) == "11-23 10:00:01,000 INFO    explorer trinity_core.x: first"
     assert stream.read() == []
 
 

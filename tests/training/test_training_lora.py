@@ -43,9 +43,9 @@ def ranks() -> Ranks:
 def learner(make_config: Any, ranks: Ranks) -> Any:
     def make(algorithm: str = "grpo", lora: str = LORA, **overrides: Any) -> Learner:
         config = make_config(algorithm, model__lora_configs=lora, **overrides)
-        made = Learner(config, 4, ranks)
-        made.config = config  # type: ignore[attr-defined]
-        return made
+        learner = Learner(config, 4, ranks)
+        learner.config = config  # type: ignore[attr-defined]
+        return learner
 
     return make
 
@@ -69,14 +69,14 @@ def test_merging_is_w_plus_s_b_a() -> None:
         dtype=torch.float64,
     )
     torch.testing.assert_close(merged_weight(w, a, b, 1.5), by_hand, atol=1e-14, rtol=0)
-    half = [each.to(torch.bfloat16) for each in (w, a, b)]
-    exact = merged_weight(*(each.double() for each in half), 1.5)
+    half = [matrix.to(torch.bfloat16) for matrix in (w, a, b)]
+    exact = merged_weight(*(matrix.double() for matrix in half), 1.5)
     assert torch.equal(merged_weight(*half, 1.5), exact.to(torch.bfloat16))
     new = torch.tensor([[-0.0, 1.0]])
     unchanged = merged_weight(new, torch.ones(2, 2), torch.zeros(1, 2), 1.5)
     assert digest(unchanged) == digest(new), "a new adapter leaves the base as the engines have it, bit for bit"
-    found = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
-    assert torch.equal(found["x.weight"], merged_weight(w, a, b, 1.5)) and found["x.bias"] is w
+    merged = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
+    assert torch.equal(merged["x.weight"], merged_weight(w, a, b, 1.5)) and merged["x.bias"] is w
     with raising(DataError, key="y"):
         list(merge([("x.weight", w)], {"y.lora_A": a, "y.lora_B": b}, 1.5))
 
@@ -112,8 +112,8 @@ def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
         learner("grpo", dropping),
     )
     layers = [
-        [m for m in each.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
-        for each in (one, other)
+        [m for m in engine.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+        for engine in (one, other)
     ]
     assert layers[0] and not layers[1]
 
@@ -242,10 +242,10 @@ def test_target_modules_that_cannot_be_trained_are_refused(learner: Any) -> None
 def test_configuration_of_the_adapter(make_config: Any) -> None:
     from trinity_core.config import ConfigError, notices
 
-    given = "[{name: lora, path: null, base_model_name: null, lora_rank: 16, lora_alpha: 32, lora_dtype: auto, " + (
+    adapter = "[{name: lora, path: null, base_model_name: null, lora_rank: 16, lora_alpha: 32, lora_dtype: auto, " + (
         "target_modules: all-linear, is_dummy: false}]"
     )
-    assert make_config(model__lora_configs=given).model.lora.lora_rank == 16
+    assert make_config(model__lora_configs=adapter).model.lora.lora_rank == 16
     short = make_config(model__lora_configs="[{rank: 8, alpha: 4, dropout: 0.1, target_modules: [q_proj]}]")
     assert (short.model.lora.lora_rank, short.model.lora.lora_alpha) == (8, 4)
     assert "lora_dropout" in " ".join(notices(short))

@@ -55,8 +55,8 @@ def test_trainer_reads_a_table(make_config: Any, tmp_path: Path, url: str, algor
     assert [location.line for location in source.data.locations] == list(range(1, 7)), "in the order of the key"
     batch = source.draw(1, lambda: False, print)
     assert batch is not None and len(batch) == 6
-    said = {tokenizer.decode(one.tokens[one.prompt_length :][one.action_mask]) for one in batch}
-    assert said <= {f"{row[name]}<|im_end|>" for row in ROWS for name in ("chosen", column)} and len(said) >= 4
+    texts = {tokenizer.decode(one.tokens[one.prompt_length :][one.action_mask]) for one in batch}
+    assert texts <= {f"{row[name]}<|im_end|>" for row in ROWS for name in ("chosen", column)} and len(texts) >= 4
     assert store_url(config) == f"sqlite:///{config.job_dir}/buffer/explorer_output.db", "not theirs"
 
 
