@@ -293,7 +293,7 @@ class ChatEncoder:
             raise DataError("the chat template leaves out the text beside tool calls; use a template that writes it")
 
     def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
-        """Whether the template makes the same of two conversations; False if it refuses one."""
+        """True if the template renders two conversations alike; False if it refuses one."""
         try:
             one, other = (self.render(messages, tools) for messages, tools in conversations)
         except DataError:
@@ -357,7 +357,7 @@ class ChatEncoder:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The number of items or characters with which both begin."""
+    """Length of the common prefix, in items or characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -102,7 +102,7 @@ class Experience:
                 )
 
     def copied(self) -> Experience:
-        """Another one with arrays, metrics and info of its own. Its invariants hold already."""
+        """A deep copy of arrays, metrics and info, without a second check of the invariants."""
         other: Experience = object.__new__(Experience)
         for name in Experience.__slots__:
             value = getattr(self, name)
@@ -175,7 +175,7 @@ def as_json(value: Any) -> Json:
 
 
 def from_bytes(blob: bytes) -> list[Experience]:
-    """The inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
+    """Inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
     rows = scalars(blob)
     arrays: dict[str, np.ndarray] = load_arrays(blob)
     ends = dict.fromkeys(arrays, 0)

@@ -22,7 +22,7 @@ from trinity_core.errors import DataError
 Row = Mapping[str, Any]
 ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
 _BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
-"""How JSON text of messages begins."""
+"""Matches the beginning of messages as JSON text."""
 Tool = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ class Conversation:
     every_turn: bool = False
     """Loss on every answer of the conversation, not on the last alone."""
     unlearned: frozenset[int] = frozenset()
-    """Places of answers that carry no loss all the same."""
+    """Positions of answers that carry no loss nevertheless."""
 
     @property
     def learned_turns(self) -> list[int]:
@@ -150,7 +150,7 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
 
 
 def _asked(row: Row, form: FormatConfig) -> str:
-    """The prompt of a plaintext row, and behind an empty line its input, if it has one."""
+    """The prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
     key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
     if key is None or (form.input_key is None and not has_column(row, key)):
@@ -167,7 +167,7 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
 
 
 def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
-    """With the system prompt before messages that have none."""
+    """Prepend the row's system prompt to messages without one."""
     return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
 
 

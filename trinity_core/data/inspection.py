@@ -1,4 +1,4 @@
-"""What `trinity data check` says of the data sets of a configuration, and which `format` would fit them.
+"""The report of `trinity data check` on a configuration's data sets, with a `format` that would fit them.
 
 Nothing is written, and no model is loaded but its tokenizer.
 """
@@ -32,7 +32,7 @@ from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
 GUESSED_ROWS = 20
-"""Rows by which a format is guessed."""
+"""Rows that a format is guessed from."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 Row = formats.Row
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
@@ -161,7 +161,7 @@ def _inspect_answers(
 
 
 def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferConfig) -> None:
-    """Note a format that fits where none is given, and columns that nothing reads."""
+    """Note a fitting format if none is configured, and columns that nothing reads."""
     storage = data_set.storage_type or "file"
     if storage not in ("file", "sql"):
         return

@@ -82,7 +82,7 @@ def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str
 
 
 def comparable(value: Any) -> str | None:
-    """A key as text, so that 7 of a table equals "7" of a CSV file; None for what is no key."""
+    """A key as text, so that 7 in a table equals "7" in a CSV file; None for other types."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 

@@ -198,7 +198,7 @@ def canonical(message: Mapping[str, Any]) -> str:
 
 
 def said(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts of a message, by name: equal for all its spellings."""
+    """The parts of a message that determine its meaning, by name: equal for all spellings."""
     role, content = message.get("role"), _text(message.get("content"))
     if role != "assistant":
         plain = {"role": role, "content": content}
@@ -214,13 +214,13 @@ def said(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_and_arguments(call: Any) -> Any:
-    """What counts of a call; a malformed one is compared as it is."""
+    """Name and arguments of a call; a malformed one is compared as it is."""
     function = (call.get("function") or {}) if isinstance(call, Mapping) else None
     return [function.get("name"), parsed(function.get("arguments"))] if isinstance(function, Mapping) else call
 
 
 def _without_spaces(text: str) -> Any:
-    """What JSON says; any other text with one space for each run of white space."""
+    """The parsed JSON; for other text, the text with white space collapsed."""
     value = parsed(text) if text.lstrip()[:1] in ("{", "[") else text
     return " ".join(value.split()) if isinstance(value, str) else value
 

@@ -23,7 +23,7 @@ LISTED = 5
 
 
 FAILED_IN_A_ROW = 8
-"""Failed tasks without one that did not, after which the fault is not that of rows: of steps with a task or two, a few
+"""Consecutive failed tasks, after which the fault is not that of rows: of steps with a task or two, a few
 bad rows may be all."""
 
 
@@ -38,7 +38,7 @@ class RejectedRows:
 
     @classmethod
     def of(cls, config: Config, reader: str) -> RejectedRows:
-        """Those of a run; `reader` is the explorer or trainer that reads the data sets."""
+        """The rejected rows of a run; `reader` is the explorer or trainer that reads the data sets."""
         folder = JobLayout(config.job_dir).rejected_rows / quote(reader, safe="")
         return cls(config.buffer.max_rejected_share, folder)
 

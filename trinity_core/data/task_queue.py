@@ -29,7 +29,7 @@ from trinity_core.errors import DataError
 from trinity_core.files import networked
 
 BUSY_SECONDS = 60.0
-"""How long a writer is waited for."""
+"""Longest wait for another writer."""
 END = "null"
 
 
@@ -61,7 +61,7 @@ class TaskQueue:
         return self._insert([json.dumps(task) for task in tasks])
 
     def end(self) -> None:
-        """No more tasks come. Raises DataError if that was said before."""
+        """No more tasks come. Raises DataError if the queue has ended already."""
         self._insert([END])
 
     def after(self, last: int) -> list[tuple[int, str]]:

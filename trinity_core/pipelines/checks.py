@@ -174,7 +174,7 @@ def _made_operator(config: Config, operator: OperatorConfig, key: str, report: R
 
 
 def _refused(key: str, operator: OperatorConfig, error: TrinityError) -> Finding:
-    """What an operator says of its arguments, under the argument at fault if it was given."""
+    """An operator's error as a finding, under the argument at fault if it was given."""
     if error.key in operator.args:
         return Finding(f"{key}.args.{error.key}", operator.args[error.key], "invalid", f"{error}.")
     return Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}.")
@@ -282,7 +282,7 @@ def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Arguments of a judge behind an endpoint without one, and those of another judge beside one."""
+    """Endpoint arguments of a judge without an endpoint, and arguments of a model beside an endpoint."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
         yield Finding(

@@ -142,7 +142,7 @@ class Operators(Protocol):
 
     @property
     def running(self) -> str:
-        """The one that was begun last; "" before the first."""
+        """The operator that was started last; "" before the first."""
 
     def run(
         self, experiences: list[Experience], failed: Callable[[FailedGroup], object]
@@ -150,7 +150,7 @@ class Operators(Protocol):
         """See `OperatorPipeline.run`."""
 
     def close(self) -> None:
-        """End what they have started."""
+        """Close what the operators have started."""
 
 
 @dataclass

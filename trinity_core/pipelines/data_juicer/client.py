@@ -36,10 +36,10 @@ TEXTS = ("prompt", "response")
 
 
 class Processes(Protocol):
-    """Whoever has Data-Juicer's operators."""
+    """Runs Data-Juicer's operators."""
 
     def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]:
-        """What the operators leave of the rows."""
+        """The rows that the operators keep."""
         ...
 
 

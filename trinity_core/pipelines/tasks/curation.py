@@ -32,14 +32,14 @@ from trinity_core.runlock import hold, release
 log = logging.getLogger(__name__)
 
 CHUNK = 1024
-"""Rows between commits: what a killed pipeline does again."""
+"""Rows between commits: at most so many are processed again after a kill."""
 LOCK = "curate"
 Located = tuple[RowLocation, Row]
 
 
 @dataclass(frozen=True)
 class TaskPipeline:
-    """What is read, what happens to it and how much of it is wanted."""
+    """Inputs, operators and size of the output."""
 
     inputs: Sequence[str]
     """Local files, or folders whose files are named by split."""
