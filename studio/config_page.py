@@ -39,7 +39,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
     with form:
         choose_file(draft, settings)
         if error:
-            st.error(f"{error}\n\nCorrect the text beside, or discard the changes.")
+            st.error(f"{error}\n\nCorrect the text on the right, or discard the changes.")
         elif not tree:
             recipe_form(settings, draft.file)
         else:
@@ -109,7 +109,7 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     own = value_at(tree, prefix.rstrip(".")) if prefix else tree
     algorithm = value_at(own, "algorithm.algorithm_type") or value_at(tree, "algorithm.algorithm_type") or "ppo"
     mode = value_at(own, "mode") or value_at(tree, "mode") or "both"
-    expert = st.toggle("All settings", help="The settings that most runs leave alone, too")
+    expert = st.toggle("All settings", help="Include settings that most runs leave at their defaults")
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
         fields = narrowed(fields, by_section(problems))
@@ -126,7 +126,7 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
 
 def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
     """The fields that a search or a chosen section leaves."""
-    words = st.text_input("Find", placeholder="words of a key or of what it does", icon=":material/search:")
+    words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
         return matching(fields, words)
     sections = in_sections(fields)

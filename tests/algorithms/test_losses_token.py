@@ -238,7 +238,6 @@ def test_stopped_gradients(name, factor):
     [
         ("ppo", {"clip_range": -0.1}, "clip_range"),
         ("ppo", {"clip_ratio_c": 0.9}, "clip_ratio_c"),
-        ("ppo", {"clip_rnage": 0.1}, "clip_rnage"),
         ("sapo", {"tau_pos": 0.0}, "tau_pos"),
         ("sppo", {"epsilon": 0.0}, "epsilon"),
         ("opmd", {"tau": -1.0}, "tau"),
