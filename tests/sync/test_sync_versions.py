@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from forkserver import PROCESSES
+from raising import raising
 from safetensors.torch import load_file
 
 from trinity_core import files
@@ -72,7 +73,7 @@ def test_changed_bytes_of_a_version_are_refused_by_name(folder):
     with pytest.raises(WeightSyncError, match=r"version 4 .* tensor norm\.weight is not .*, but that of version 3$"):
         folder.verify(4)
     path.write_bytes(data[:begin] + bytes(len(norm)) + data[begin + len(norm) :])
-    with pytest.raises(WeightSyncError, match=r"tensor norm\.weight is not the one that the trainer published$"):
+    with raising(WeightSyncError, key="norm.weight"):
         folder.verify(4)
 
 

@@ -208,7 +208,7 @@ class WeightVersions(ABC):
         record, tensors = self._open(version)
         for name, digest in record.digests.items():
             if digest.bytes and (name not in tensors or byte_digest(tensors[name]) != digest.bytes):
-                raise WeightSyncError(self._foreign(version, name, tensors.get(name)))
+                raise WeightSyncError(self._foreign(version, name, tensors.get(name)), key=name)
 
     def _foreign(self, version: int, name: str, tensor: torch.Tensor | None) -> str:
         difference = "missing" if tensor is None else "not the one that the trainer published"

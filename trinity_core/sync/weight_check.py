@@ -111,10 +111,12 @@ def verify_parameters(
             digests = [rank.get(name) for rank in ranks for name in parameters]
             if not _adds_up(digests, [published[name] for name in tensors], len(ranks)):
                 stale = [rank.get(name) for rank in before for name in parameters] == digests
-                wrong.append(_explain(parameters, tensors, held if stale or None in digests else None))
+                reason = _explain(parameters, tensors, held if stale or None in digests else None)
+                wrong.append((parameters[0], reason))
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
+        name, reason = wrong[0]
+        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {reason}{more}", key=name)
 
 
 def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
