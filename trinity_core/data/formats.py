@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.messages import WEIGHT, Message, is_turn, read_message, short, without_weight
+from trinity_core.data.messages import WEIGHT, Message, column_error, is_turn, read_message, short, without_weight
 from trinity_core.data.values import json_problem, row_problem
 from trinity_core.errors import DataError
 
@@ -55,7 +55,7 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
-        raise DataError(f"column '{form.messages_key}' has no message to answer", key=form.messages_key)
+        raise column_error(form.messages_key, "has no message to answer")
     return [without_weight(message) for message in _begun(messages, row, form)]
 
 
@@ -80,7 +80,7 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
     if not listed:
         return None
     if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
-        raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool", key=form.tools_key or "")
+        raise column_error(form.tools_key, "must hold a list of objects, one a tool")
     return [{"type": "function", "function": tool} if "name" in tool else tool for tool in listed]
 
 
@@ -93,16 +93,14 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if len(messages) < 2:
-        raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from", key=form.messages_key)
+        raise column_error(form.messages_key, "has no assistant's answer to learn from")
     messages = _begun(messages, row, form)
     unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
         which = "every answer" if every_turn else "the last answer, which alone carries loss,"
-        raise DataError(
-            f"column '{form.messages_key}': {which} has weight 0, so there is nothing to learn", key=form.messages_key
-        )
+        raise column_error(form.messages_key, f"gives {which} weight 0, so there is nothing to learn")
     return conversation
 
 
@@ -140,9 +138,9 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         value = _parsed(value, key) if _holds_messages(value) else [{"role": "assistant", "content": value}]
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
-        raise DataError(f"column '{key}' must end with an assistant's message", key=key)
+        raise column_error(key, "must end with an assistant's message")
     if answer[-1].get(WEIGHT) == 0:
-        raise DataError(f"column '{key}' ends with an answer of weight 0, so there is nothing to prefer", key=key)
+        raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in ("system", "user"):
         return _begun(plain, row, form)
@@ -157,7 +155,7 @@ def _asked(row: Row, form: FormatConfig) -> str:
         return prompt
     text = _column(row, key, "input_key")
     if text is not None and not isinstance(text, str):
-        raise DataError(f"column '{key}' (format.input_key) must hold text, not {short(text)}", key=key)
+        raise column_error(key, f"(format.input_key) must hold text, not {short(text)}")
     return f"{prompt}\n\n{text}" if text and text.strip() else prompt
 
 
@@ -225,7 +223,7 @@ def _column(row: Row, key: str, setting: str) -> Any:
 def _text(row: Row, key: str, setting: str) -> str:
     value = _column(row, key, setting)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"column '{key}' must hold text, not {short(value)}", key=key)
+        raise column_error(key, f"must hold text, not {short(value)}")
     return value
 
 
@@ -235,7 +233,7 @@ def _messages(row: Row, key: str, setting: str) -> list[Message]:
 
 def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}", key=key)
+        raise column_error(key, f"must hold a list of messages, not {short(messages)}")
     return [read_message(message, key) for message in messages]
 
 
@@ -258,9 +256,7 @@ def _parsed(value: Any, key: str | None) -> Any:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"column '{key}' looks like JSON but cannot be read: it {json_problem(error)}", key=key or ""
-        ) from error
+        raise column_error(key, f"looks like JSON but cannot be read: it {json_problem(error)}") from error
     if reason := row_problem(parsed):
-        raise DataError(f"column '{key}' {reason}", key=key or "")
+        raise column_error(key, reason)
     return parsed

@@ -49,9 +49,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
     """The rows of one file. Raises DataError if it is none that can be read."""
     reader = READERS.get(file_format(file)[1])
     if reader is None:
-        raise DataError(
-            f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}", key=str(file)
-        )
+        raise DataError(f"{file} is no data file; known are {', '.join(sorted(READERS))}", key=str(file))
     try:
         _check_encoding(file)
         yield from reader(file)
@@ -223,10 +221,7 @@ def read_table(url: str, table: str | None) -> Iterator[dict[str, Any]]:
     Raises DataError if there is no such database or table.
     """
     if not table:
-        raise DataError(
-            f"which table of {shown(url)} holds the data set? Set its name or subset_name to the table's",
-            key="subset_name",
-        )
+        raise DataError(f"which table of {shown(url)} holds the data set? Set subset_name to it", key="subset_name")
     engine = _engine(url)
     try:
         yield from _rows(engine, url, table)
