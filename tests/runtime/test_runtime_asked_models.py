@@ -60,7 +60,7 @@ def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any,
         likeliest = int(tiny_model(prompt).logits[0, -1].argmax())
         assert greedy == model.tokenizer.decode([likeliest], skip_special_tokens=True)
         assert isinstance(long, NoAnswer) and "more than the" in long.why
-        with raising(ModelError, key="another"):
+        with raising(ModelError, key="base_url"):
             models.ask(AskedModel("another"), [Question("", SHORT)])
         dataset = curated_tasks(config, models)
     written = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
