@@ -30,7 +30,8 @@ from trinity_core.config.types import FrozenDict
 from trinity_core.files import expanded
 from trinity_core.registry import registry_of
 
-DEFAULT_WORKFLOW = "math_workflow"
+DEFAULT_WORKFLOW, DEFAULT_REWARD = "math_workflow", "math_reward"
+THINKING_WORKFLOWS = ("math_workflow", "async_math_workflow")
 CALLS = {"tools_key": "tools", "response_key": "answer"}
 CONVERSATION = {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "raw_system"}
 PROMPT = {"prompt_type", "prompt_key", "messages_key"}
@@ -189,7 +190,7 @@ def _drawn_by(algorithm: AlgorithmConfig) -> str:
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
     """One list of training task sets; in each task set the defaults of what surrounds it."""
     explorer_input = buffer.explorer_input
-    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type or DEFAULT_WORKFLOW
+    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
     training = (
         explorer_input.tasksets
@@ -203,10 +204,9 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
                 update={
                     "name": taskset.name or (stem if index == 0 else f"{stem}_{index}"),
                     "repeat_times": taskset.repeat_times or repeat_times,
-                    "default_workflow_type": taskset.default_workflow_type or workflow,
-                    "default_reward_fn_type": taskset.default_reward_fn_type or reward,
+                    **_scored(taskset, taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward),
                     "format": tool_call_rows(
-                        taskset.format, taskset.default_workflow_type or workflow, taskset.workflow_args
+                        taskset.format, taskset.default_workflow_type or workflow or "", taskset.workflow_args
                     ),
                     "rollout_args": _sampling(taskset.rollout_args, model),
                     "task_selector": taskset.data_selector or taskset.task_selector,
@@ -223,6 +223,16 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
             "eval_tasksets": completed(explorer_input.eval_tasksets, "eval", 1),
         }
     )
+
+
+def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> dict[str, Any]:
+    """Workflow and reward of a task set. A named `math_workflow` without a reward does as Trinity-RFT's: it thinks."""
+    if workflow is None:
+        return {"default_workflow_type": DEFAULT_WORKFLOW, "default_reward_fn_type": reward or DEFAULT_REWARD}
+    args = taskset.workflow_args
+    if workflow in THINKING_WORKFLOWS and reward is None:
+        args = FrozenDict({"with_think": True, **args})
+    return {"default_workflow_type": workflow, "default_reward_fn_type": reward, "workflow_args": args}
 
 
 def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
