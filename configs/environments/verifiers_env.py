@@ -54,7 +54,9 @@ class Verifiers:
             raise ValueError(f"{env_id} has the agents {', '.join(agents)}: only one can be played")
         limits = [f"{name}.{limit}" for name, agent in agents.items() for limit in TOKENS if getattr(agent, limit)]
         if limits:
-            raise ValueError(f"{env_id} has {', '.join(limits)}, but actions are text: use max_response_tokens, max_turns")
+            raise ValueError(
+                f"{env_id} has {', '.join(limits)}, but actions are text: use max_response_tokens, max_turns"
+            )
         if not self.tasks:
             raise ValueError(f"{env_id} has no tasks")
 

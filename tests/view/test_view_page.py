@@ -47,7 +47,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
         assert [each["reward"] for each in group["rollouts"]] == [0.0, 1.0]
         assert np.allclose([each["advantage"] for each in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
-        assert group["rollouts"][1]["response"] == NASTY
+        assert (group["rollouts"][1]["response"], group["rollouts"][1]["info"]["half ?"]) == (NASTY, "?")
         tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
         assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
         assert tokens["logprob"][tokens["prompt_length"]] == -0.1

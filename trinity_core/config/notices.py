@@ -252,9 +252,9 @@ def _thinking(config: Config) -> Iterator[Finding]:
     if config.mode not in ("both", "explore") or not thinking:
         return
     message = (
-        f"{', '.join(thinking)}: math_workflow without a reward function does as Trinity-RFT's: a system prompt asks for "
-        "<think> and <answer> where there is none, and the reward is 0.1 higher for that form, else 0.1 lower. For the "
-        "question and its final answer alone write default_reward_fn_type: math_reward."
+        f"{', '.join(thinking)}: without a reward function, math_workflow does as Trinity-RFT's: unless the task has a "
+        "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
+        "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
     )
     yield _notice(f"{thinking[0]}.workflow_args", "info", message)
 

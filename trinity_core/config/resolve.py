@@ -199,21 +199,21 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     )
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
+        scored = (_scored(taskset, workflow, reward) for taskset in tasksets)
         return tuple(
             taskset.model_copy(
                 update={
                     "name": taskset.name or (stem if index == 0 else f"{stem}_{index}"),
                     "repeat_times": taskset.repeat_times or repeat_times,
-                    **_scored(taskset, taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward),
                     "format": tool_call_rows(
-                        taskset.format, taskset.default_workflow_type or workflow or "", taskset.workflow_args
+                        taskset.format, taskset.default_workflow_type or "", taskset.workflow_args
                     ),
                     "rollout_args": _sampling(taskset.rollout_args, model),
                     "task_selector": taskset.data_selector or taskset.task_selector,
                     "data_selector": None,
                 }
             )
-            for index, taskset in enumerate(tasksets)
+            for index, taskset in enumerate(scored)
         )
 
     return explorer_input.model_copy(
@@ -225,14 +225,16 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     )
 
 
-def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> dict[str, Any]:
-    """Workflow and reward of a task set. A named `math_workflow` without a reward does as Trinity-RFT's: it thinks."""
-    if workflow is None:
-        return {"default_workflow_type": DEFAULT_WORKFLOW, "default_reward_fn_type": reward or DEFAULT_REWARD}
+def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> TasksetConfig:
+    """With workflow and reward function. A named `math_workflow` without one does as Trinity-RFT's: it thinks."""
+    workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
     args = taskset.workflow_args
-    if workflow in THINKING_WORKFLOWS and reward is None:
+    if workflow is None:
+        workflow, reward = DEFAULT_WORKFLOW, reward or DEFAULT_REWARD
+    elif workflow in THINKING_WORKFLOWS and reward is None:
         args = FrozenDict({"with_think": True, **args})
-    return {"default_workflow_type": workflow, "default_reward_fn_type": reward, "workflow_args": args}
+    update = {"default_workflow_type": workflow, "default_reward_fn_type": reward, "workflow_args": args}
+    return taskset.model_copy(update=update)
 
 
 def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
