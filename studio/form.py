@@ -48,6 +48,8 @@ SYNC = ("synchronizer",)
 """The section that says how trained weights come to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """Of the lists of sections, the one whose first entry has fields."""
+LONG_NAME = 40
+"""Characters of a label that may be broken; it is where its key has a dot."""
 TOP = "run"
 """The section of keys that stand in none."""
 
@@ -75,6 +77,8 @@ class FormField:
     def label(self) -> str:
         """The rest of its key, with the unit of a number."""
         name = self.key.removeprefix(f"{self.section}.")
+        if len(name) > LONG_NAME:
+            name = name.replace(".", ".\u200b")
         return f"{name} ({self.unit})" if self.unit else name
 
 

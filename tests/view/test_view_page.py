@@ -249,7 +249,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             await page.reload()
             await page.until(f"{ROWS}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
-            await page.click("document.querySelector('#table tbody a')")
+            await page.click("document.querySelector('#table tbody td.text')")
             await page.until("!!document.querySelector('.tokens .t')", "a row leads to its tokens")
             await _addresses(page)
             assert page.said == []
