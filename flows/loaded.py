@@ -59,10 +59,10 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
     """The same flow for a command, which Ctrl+C or SIGTERM cancels: Prefect alone would call it crashed."""
 
-    def record_cancellation(flow: Flow[..., Any], run: FlowRun, state: State[Any]) -> None:
+    def record_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
         if not isinstance(state.result(raise_on_failure=False), Exception):
             with get_client(sync_client=True) as client:
-                mark_ended(client, [run], "Cancelled", "A signal has ended its command")
+                mark_ended(client, [flow_run], "Cancelled", "A signal has ended its command")
 
     return command.with_options(on_crashed=[record_cancellation])
 
