@@ -1,6 +1,8 @@
 """The ranks of `test_training_ranks`: groups of 1, 2 and 4, one after the other, train by each config of a list and
 write what came of it. They are forked from one process that has imported everything."""
 
+import gc
+import importlib
 import json
 import multiprocessing
 import sys
@@ -29,13 +31,16 @@ from trinity_core.training.saving import CheckpointWriter
 from trinity_core.training.state import weights
 
 READ = transformers.AutoModelForCausalLM.from_pretrained
+IMPORTED_LATER = "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "transformers.models.qwen2.modeling_qwen2"
+"""What takes seconds; here once in place of in each rank."""
 FORKED = multiprocessing.get_context("fork")
 checkpoint_module.PIECE_BYTES = 50_000
 
 
 def main() -> None:
-    import deepspeed  # noqa: F401
-
+    for name in IMPORTED_LATER:
+        importlib.import_module(name)
+    gc.freeze()  # DeepSpeed collects garbage when it partitions a model
     ports, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     assert threading.active_count() == 1
