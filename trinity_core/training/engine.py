@@ -251,6 +251,27 @@ def decoder_layers(lm: nn.Module) -> list[nn.Module]:
     return [module for module in lm.modules() if type(module).__name__ in names]
 
 
+@contextmanager
+def beginning_on(device: torch.device, lm: nn.Module) -> Iterator[None]:
+    """A context in which `lm` has its first two layers alone, on `device`, where there may be no room for the others.
+
+    A model without a list of its layers stays as and where it is.
+    """
+    names = {type(layer) for layer in decoder_layers(lm)}
+    stacks = [m for m in lm.modules() if isinstance(m, nn.ModuleList) and {type(layer) for layer in m} <= names]
+    others = [(stack, list(stack)[2:]) for stack in stacks]
+    try:
+        for stack, _ in others:
+            del stack[2:]
+        if others:
+            lm.to(device)
+        yield
+    finally:
+        lm.to(HOST)
+        for stack, rest in others:
+            stack.extend(rest)
+
+
 def uncompiled() -> AbstractContextManager[Any]:
     """A context for passes over a row or two, which would otherwise cause a compilation of their own."""
     return torch.compiler.set_stance("force_eager")

@@ -36,6 +36,7 @@ from trinity_core.training.engine import (
     FrozenModule,
     TrainingEngine,
     TrainingEngineSettings,
+    beginning_on,
     compile_layers,
     free_cached,
 )
@@ -371,8 +372,14 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 
 
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
-    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
+    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective.
+
+    Where the model is on the host, to be divided among GPUs, its kernel is tried on the GPU with its first layers.
+    """
     found = find_fast_paths(lm) if ranks.first else None
+    if found is not None and found.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
+        with beginning_on(ranks.device, lm):
+            found = replace(found, by_length=find_fast_paths(lm).by_length)
     message = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
