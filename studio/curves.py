@@ -89,7 +89,9 @@ def chart(
         axis=axis,
         scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
     )
-    colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1) if len(curves) > 1 else None
+    # The domain gives a run the same colour in all charts, also in those of metrics that another run lacks.
+    colour = alt.Color("run:N", scale=alt.Scale(domain=list(curves)), legend=legend)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
     layers = []
     if marks and by == "step":

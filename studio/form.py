@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.fields import Kind, Setting, sections, settings
+from trinity_core.registry import registry_of
 
 BEGINNER = (
     "project",
@@ -48,6 +49,10 @@ SYNC = ("synchronizer",)
 """The section that says how trained weights come to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """Of the lists of sections, the one whose first entry has fields."""
+LONG_NAME = 40
+"""Characters of a label that may be broken; it is where its key has a dot."""
+NAMED = ("default_workflow_type", "default_reward_fn_type")
+"""Settings of task sets that name a part: a plugin may bring more of them."""
 TOP = "run"
 """The section of keys that stand in none."""
 
@@ -75,6 +80,8 @@ class FormField:
     def label(self) -> str:
         """The rest of its key, with the unit of a number."""
         name = self.key.removeprefix(f"{self.section}.")
+        if len(name) > LONG_NAME:
+            name = name.replace(".", ".\u200b")
         return f"{name} ({self.unit})" if self.unit else name
 
 
@@ -114,9 +121,8 @@ def _all_fields() -> Iterator[FormField]:
 
 def _field(key: str, setting: Setting) -> FormField:
     plain = ("true", "false") if setting.kind == "boolean" else setting.choices
-    return FormField(
-        key, setting.doc, setting.unit, setting.kind, setting.default, plain or setting.names, open=not plain
-    )
+    names = tuple(sorted(registry_of(setting.name))) if setting.name in NAMED else setting.names
+    return FormField(key, setting.doc, setting.unit, setting.kind, setting.default, plain or names, open=not plain)
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:

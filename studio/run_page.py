@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import streamlit as st
 import yaml
 
 from studio.access import TOKEN_VARIABLE
-from studio.actions import Action, hindrance, perform
+from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
 from studio.lineage import Ancestor, ancestors, checkpoints_of
 from studio.runs import Run
@@ -163,6 +164,8 @@ def show_curves(runs: Sequence[Run]) -> None:
             with column:
                 st.caption(f"**{name}**")
                 st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
+    if marks:
+        st.caption("Dashed lines: checkpoints.")
 
 
 def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
@@ -232,7 +235,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
         [
             {
                 "step": checkpoint.step,
-                "score": checkpoint.score,
+                "score": score_text(checkpoint.score, None),
                 "best": "★" if checkpoint is best else "",
                 "Hugging Face": "converted" if checkpoint.is_converted else "",
                 "folder": settings.shown(checkpoint.folder),
@@ -240,7 +243,6 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
             for checkpoint in checkpoints
         ],
         hide_index=True,
-        column_config={"score": st.column_config.NumberColumn(format="%.4f")},
     )
 
 
@@ -282,17 +284,17 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 def show_commands(run: Run, settings: StudioSettings) -> None:
     """Commands to copy."""
     folder = shlex.quote(settings.shown(run.folder)) if run.folder is not None else ""
-    config = run.launch.config if run.launch else ""
     commands = {
         "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",
         "Look at the rollouts": f"trinity view --checkpoint-dir {folder}",
         "Account for every task": f"trinity audit --checkpoint-dir {folder}",
         "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {folder}",
     }
-    if config and run.launch:
-        file = shlex.join([settings.shown(Path(config)), *run.launch.overrides])
-        commands = {"Start or resume": f"trinity run --config {file}"} | commands
-        commands["Score the checkpoints that have no score"] = f"trinity evaluate --config {file} --which missing"
+    if run.launch:
+        launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
+        commands = {"Start or resume": shlex.join(["trinity", *launch.command])} | commands
+        evaluation = replace(launch, flow="evaluate", which=MISSING)
+        commands["Score the checkpoints that have no score"] = shlex.join(["trinity", *evaluation.command])
     for title, command in commands.items():
         st.caption(title)
         st.code(command, "sh", wrap_lines=True)

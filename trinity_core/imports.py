@@ -12,16 +12,22 @@ HIDDEN = ("scipy.signal", "mlflow")
 They cost an engine and a trainer worker a second or two of a core."""
 
 
+COMPILER = ("torch._inductor.lowering",)
+"""vLLM imports it to change it, and does without; where nothing is compiled it costs a second of a core."""
+
+
 @contextmanager
-def lean_imports() -> Iterator[None]:
+def lean_imports(*more: str) -> Iterator[None]:
     """Import torch, transformers, vLLM or DeepSpeed within this block, and nothing that they do not need.
+
+    `more`: modules to hide besides `HIDDEN`, unless they are imported already.
 
     Garbage is not collected meanwhile: the imports of an engine make 780,000 objects that stay, and Python would walk
     over all of them again and again (4 of 30 s of a core). `gc.freeze()` after them spares later collections that walk.
     """
     collecting = gc.isenabled()
     gc.disable()
-    hidden = [name for name in HIDDEN if name not in sys.modules]
+    hidden = [name for name in (*HIDDEN, *more) if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         lean_transformers()

@@ -484,6 +484,7 @@ def test_recipe_configuration_beside_the_script_is_read(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("run.sh", "echo hello\n", "starts no veRL training"),
+        ("run.sh", f"if [ $# -lt 2 ]; then\n  exit 1\nfi\n{COMMAND} a.b=1\n", "run.sh:2: .*arguments"),
         ("run.sh", f"{COMMAND} a.b=1\n{COMMAND} a.b=2\n", r"starts 2 trainings \(lines 1, 2\)"),
         ("run.sh", "python3 -m verl.trainer.main_eval data.path=x\n", "starts no veRL training"),
         ("run.yaml", "model: {model_path: x}\n", "is no veRL configuration"),

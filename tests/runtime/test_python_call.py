@@ -118,10 +118,12 @@ def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm
     monkeypatch.setattr(
         "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
     )
-    result = train("model", [row] * 2, output_dir=tmp_path / "run", settings={"algorithm.optimizer.lr": 0.5})
+    settings = {"algorithm.optimizer.lr": 0.5, "model.max_response_tokens": 32}
+    result = train("model", [row] * 2, output_dir=tmp_path / "run", settings=settings)
     config = load_config(result.config_file)
     buffer = config.buffer.trainer_input.experience_buffer
     assert (config.mode, config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("train", algorithm, 0.5)
+    assert (config.model.max_prompt_tokens, config.model.max_response_tokens) == (512, 32)
     assert form.items() <= dict(buffer.format).items()
     assert len(Path(buffer.path).read_text().splitlines()) == 2 and result.model_folder is None
 

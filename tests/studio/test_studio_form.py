@@ -48,6 +48,7 @@ def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
     assert [key for key, field in fields.items() if not field.doc] == []
     units = {field.unit for field in fields.values()}
     assert {"tokens", "steps"} < units and fields["buffer.total_steps"].label == "total_steps (steps)"
+    assert "math_reward" in fields["buffer.explorer_input.taskset.default_reward_fn_type"].choices
     assert "grpo" in fields["algorithm.algorithm_type"].choices and "bench" in fields["mode"].choices
 
 

@@ -185,13 +185,18 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "algorithm", "is_part"),
-    [("both", "grpo", False), ("train", "grpo", True), ("explore", "grpo", True), ("train", "dpo", False)],
-)
+    [
+        ("both", "grpo", False), ("train", "grpo", True), ("explore", "grpo", True), ("serve", "grpo", True),
+        ("train", "dpo", False), ("train", "own_dpo", False),
+    ],
+)  # fmt: skip
 def test_a_part_that_a_command_started_does_not_stand_for_the_run(
     mode: str, algorithm: str, is_part: bool, tmp_path: Path
 ) -> None:
     """The run's folder knows one command, of a trainer or an explorer; a worker's flow run has all parts."""
     config = {"mode": mode, "algorithm": {"algorithm_type": algorithm}}
+    if algorithm == "own_dpo":  # of a plugin
+        config["buffer"] = {"trainer_input": {"experience_buffer": {"storage_type": "file"}}}
     going, done = tmp_path / "going", tmp_path / "done"
     folder(going, "one", **config)
     folder(done, "one", outcome=RunOutcome.FAILED, **config)
@@ -201,6 +206,23 @@ def test_a_part_that_a_command_started_does_not_stand_for_the_run(
         by_command = flow_run("one", kind, deployment="")
         assert [allowed(*find_runs(job, seen)) for seen in ([], [by_command])] == [alone, alone]
         assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == both | {action}
+
+
+def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer and explorer share the run's name; a retry of one of them alone would leave the other out."""
+    asked: list[str] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(run))
+    parts = [flow_run("one", "RUNNING", id=name, deployment=name) for name in ("explorer", "trainer")]
+    over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
+    folder(tmp_path / "going", "one", mode="train")
+    [run] = find_runs(tmp_path / "going", [*parts, over])
+    perform(Action.CANCEL, run, studio_settings([]))
+    assert asked == ["explorer", "trainer"]
+    folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
+    [run] = find_runs(tmp_path / "done", [replace(part, kind="FAILED") for part in parts])
+    assert Action.RETRY not in allowed(run)
 
 
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

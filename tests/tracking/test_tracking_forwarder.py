@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -218,46 +216,24 @@ def test_metric_names_differ_between_sources() -> None:
     assert full_names(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
 
 
-TORCH_IS_IMPORTED_ELSEWHERE = """
-import sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from trinity_core.tracking import other_writers
-from trinity_core.tracking.forwarder import open_writer
-from trinity_core.tracking.writers import RunInfo
-
-begun = threading.Event()
-
-class Slow:
-    def find_spec(name, path=None, target=None):
-        if name == "torch.torch_version":  # early in torch
-            begun.set()
-            time.sleep(2)
-
-sys.meta_path.insert(0, Slow)
-folder = Path(sys.argv[1])
-with ThreadPoolExecutor() as threads:
-    imported = threads.submit(__import__, "torch")
-    assert begun.wait(60) and not imported.done()
-    open_writer("tensorboard", RunInfo("p", "n", folder), folder)
-    imported.result()
-"""
-
-
-def test_tensorboard_opens_while_another_thread_imports_torch(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", TORCH_IS_IMPORTED_ELSEWHERE, str(tmp_path)], check=True, timeout=300)
-
-
 def test_tensorboard_files(tmp_path: Path) -> None:
     info = RunInfo("p", "n", tmp_path / "p" / "n")
-    forwarder = Forwarder(info.job_dir, open_writer("tensorboard", info, tmp_path))
+    writer = open_writer("tensorboard", info, tmp_path)
+    forwarder = Forwarder(info.job_dir, writer)
     MetricsFile(info.job_dir, "trainer").write(3, {"loss": 0.25})
+    (tmp_path / "notes.md").write_text("à la carte")
+    writer.artifact(tmp_path / "notes.md", "texts")
+    assert writer.score(4, 0.5)
     forwarder.close(RunOutcome.FINISHED)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(info.job_dir / "monitor" / "tensorboard")).Reload()
     [point] = events.Scalars("trainer/loss")
     assert (point.step, point.value) == (3, 0.25)
+    assert [(point.step, point.value) for point in events.Scalars("eval/score")] == [(4, 0.5)]
+    [text] = events.Tensors("texts/notes.md/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == "à la carte"
+    assert events.PluginTagToContent("text")
 
 
 @pytest.mark.slow

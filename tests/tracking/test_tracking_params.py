@@ -49,6 +49,8 @@ def test_spellings_of_secrets_are_masked() -> None:
     }
     assert without_secrets(secrets) == dict.fromkeys(secrets, MASK)
     kept = {"prompt_key": "question", "token_level": "x", "key_bindings": "y", "monkey": "z", "max_tokens": "4"}
+    kept["api_key_env"] = "OPENAI_API_KEY"
     assert without_secrets(kept) == kept
+    assert without_secrets({"api_key_env": "sk-abc"}) == {"api_key_env": MASK}, "a key where its name should stand"
     url = "https://host/v1?api_key=abc&n=1"
     assert without_secrets({"url": url}) == {"url": url.replace("abc", MASK)}

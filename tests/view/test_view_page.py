@@ -47,7 +47,7 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
         assert [rollout["reward"] for rollout in group["rollouts"]] == [0.0, 1.0]
         assert np.allclose([rollout["advantage"] for rollout in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
-        assert group["rollouts"][1]["response"] == NASTY
+        assert (group["rollouts"][1]["response"], group["rollouts"][1]["info"]["half ?"]) == (NASTY, "?")
         tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
         assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
         assert tokens["logprob"][tokens["prompt_length"]] == -0.1
@@ -249,7 +249,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             await page.reload()
             await page.until(f"{ROWS}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
-            await page.click("document.querySelector('#table tbody a')")
+            await page.click("document.querySelector('#table tbody td.text')")
             await page.until("!!document.querySelector('.tokens .t')", "a row leads to its tokens")
             await _addresses(page)
             assert page.said == []

@@ -8,7 +8,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
-from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
+from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
@@ -240,36 +240,23 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """Trinity-RFT's `math_workflow` prompts and scores differently; naming its reward function silences the notice."""
-    names = ("math_workflow", "async_math_workflow")
-    if config.mode not in ("both", "explore") or not any(name in _named(config.written("buffer")) for name in names):
-        return
-    plain = [
+    """`math_workflow` without a reward does as Trinity-RFT's; naming either silences the notice."""
+    thinking = [
         key
         for key, taskset in training_tasksets(config)
-        if taskset.default_workflow_type in names
+        if taskset.default_workflow_type in THINKING_WORKFLOWS
         and taskset.default_reward_fn_type is None
-        and not (taskset.format.system_prompt or taskset.format.system_prompt_key)
-        and not taskset.workflow_args.get("with_think")
+        and taskset.workflow_args.get("with_think")
+        and not config.written(f"{key}.workflow_args.with_think")
     ]
-    if not plain:
+    if config.mode not in ("both", "explore") or not thinking:
         return
     message = (
-        f"{', '.join(plain)}: math_workflow asks the question alone and scores the final answer alone. Trinity-RFT's "
-        "adds a system prompt that asks for <think> and <answer>, and 0.1 for that form, else -0.1; for this write "
-        "workflow_args.with_think: true; default_reward_fn_type: math_reward goes without, and without this notice."
+        f"{', '.join(thinking)}: without a reward function, math_workflow does as Trinity-RFT's: unless the task has a "
+        "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
+        "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
     )
-    yield _notice(f"{plain[0]}.default_workflow_type", "info", message)
-
-
-def _named(tree: object) -> set[str]:
-    """The workflows that a section of the file names."""
-    if isinstance(tree, list):
-        return set().union(*map(_named, tree)) if tree else set()
-    if not isinstance(tree, dict):
-        return set()
-    own = tree.get("default_workflow_type")
-    return {str(own)}.union(*map(_named, tree.values()))
+    yield _notice(f"{thinking[0]}.workflow_args", "info", message)
 
 
 def _mixed(config: Config) -> Iterator[Finding]:

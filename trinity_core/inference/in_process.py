@@ -21,7 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import lean_imports
+from trinity_core.imports import COMPILER, lean_imports
 from trinity_core.inference import vllm_types
 from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource
@@ -184,8 +184,9 @@ class InProcessEngine(Engine):
         vllm_types.check_model(self.settings.model_path)
         vllm_types.check_compiler(self.settings)
         with lean_imports():
-            from vllm import EngineArgs
-            from vllm.v1.engine.llm_engine import LLMEngine
+            with lean_imports(*(COMPILER if self.settings.eager else ())):
+                from vllm import EngineArgs
+                from vllm.v1.engine.llm_engine import LLMEngine
 
             if self.settings.lora_rank:
                 from trinity_core.inference.one_adapter import use_one_adapter

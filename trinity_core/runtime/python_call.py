@@ -30,7 +30,7 @@ Rows = Iterable[Row] | str | Path
 """Rows (a list, a `datasets.Dataset`), or the path or hub name of a data set."""
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
-"""Of a run whose settings name none (`max_model_len` is one too)."""
+"""Of a run whose settings do not name them, nor `max_model_len`."""
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
@@ -254,6 +254,6 @@ def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
         for part in reversed(key.split(".")):
             nested = {part: nested}
         tree = source.merge(tree, nested)
-    if not {"max_model_len", *LENGTHS} & set(tree["model"]):
-        tree["model"] |= LENGTHS
+    if "max_model_len" not in tree["model"]:
+        tree["model"] = LENGTHS | tree["model"]
     return tree

@@ -138,7 +138,8 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written_mode else ()
-    warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
+    chosen = notice if config.written("synchronizer.sync_method") else ""  # a default that does not fit is no news
+    warnings = (*idle, *filter(None, (chosen, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(

@@ -117,7 +117,8 @@ def scored_text(numbers: Mapping[str, float]) -> str:
 
 def summary_text(summary: dict[str, Any]) -> str:
     """A summary on a few lines, for the terminal."""
-    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}"]
+    scores = f", scores {summary['scores']}" if summary["scores"] else ""
+    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
         lines.append(evaluation_text(evaluation))
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):

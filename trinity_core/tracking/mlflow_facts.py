@@ -16,8 +16,6 @@ from trinity_core.tracking.scores import data_digest
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-    from trinity_core.tracking.writers import RunInfo
-
 DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
 MOST_BYTES = 1 << 30
@@ -26,10 +24,10 @@ LONGEST_DIGEST = 36
 """Characters that MLflow takes."""
 
 
-def description(info: RunInfo, root: Path) -> str:
+def description(job_dir: Path) -> str:
     """Markdown: the run's page, rollouts and logs, as links to Studio while `trinity up` serves it, or as commands."""
-    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(info.job_dir))}`"
-    return " · ".join([*studio_links(root, f"{info.project}/{info.name}"), logs])
+    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
+    return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:

@@ -16,7 +16,6 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -295,7 +294,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
-            self._describe(kept["run_id"], job_dir)
+            self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
                 if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
@@ -308,18 +307,13 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if parent:
             tags["mlflow.parentRunId"] = parent
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
-        self._describe(run_id, job_dir)
+        self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, flatten(self._info.config))
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
         return run_id
-
-    def _describe(self, run_id: str, job_dir: Path) -> None:
-        """Where else the run is shown; addresses of `trinity up` may be others than at its last start."""
-        text = description(replace(self._info, job_dir=job_dir, name=job_dir.name), self._root)
-        self._client.set_tag(run_id, DESCRIPTION, text)
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         for batch in _batches(params, PARAMS_BATCH):
@@ -378,6 +372,23 @@ def served_run(job_dir: Path) -> str:
     note = read_note(_note(job_dir))
     server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
+
+
+def describe_runs(checkpoint_root_dir: Path) -> None:
+    """Give the descriptions of all runs in the store beside the checkpoints the addresses of `trinity up`."""
+    uri = default_uri(checkpoint_root_dir)
+    kept = {note.parent.parent: read_note(note) for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
+    kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
+    if not kept or fault_of(uri, checkpoint_root_dir):
+        return
+    try:
+        client = open_client(uri, None, None, checkpoint_root_dir)
+        for job_dir, note in kept.items():
+            client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+    except Exception as error:
+        if not is_away(error):
+            raise
+        log.warning("the descriptions of runs in MLflow keep their links, because its store is away: %s", error)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ class TensorBoardWriter:
     """Event files in `<job_dir>/monitor/tensorboard`. A resumed run adds another file."""
 
     def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
-        # `torch` by itself waits until another thread has imported the whole of it; `torch.utils` alone would not.
-        import torch  # noqa: F401
-        from torch.utils.tensorboard import SummaryWriter
+        # Not torch's SummaryWriter: the flow has no other use for torch, whose import takes seconds.
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.faults: tuple[type[Exception], ...] = (OSError,)
         self._folder = info.job_dir / "monitor" / "tensorboard"
-        self._writer = SummaryWriter(str(self._folder))
+        self._writer = EventFileWriter(str(self._folder))
 
     @property
     def link(self) -> str:
@@ -39,25 +39,36 @@ class TensorBoardWriter:
         """Forward these numbers and flush."""
         for line in lines:
             for name, value in full_names(line).items():
-                self._writer.add_scalar(name, value, line.step, walltime=line.time)
+                self._add(line.step, line.time, tag=name, simple_value=value)
         self._writer.flush()
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Markdown, text and YAML are kept as text; other files are ignored."""
         if path.suffix in (".md", ".txt", ".yaml"):
-            self._writer.add_text(f"{folder}/{path.name}" if folder else path.name, path.read_text())
+            name = f"{folder}/{path.name}" if folder else path.name
+            text = {"dtype": "DT_STRING", "string_val": [path.read_bytes()], "tensor_shape": {"dim": [{"size": 1}]}}
+            metadata = {"plugin_data": {"plugin_name": "text"}}
+            self._add(0, time.time(), tag=f"{name}/text_summary", tensor=text, metadata=metadata)
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Nothing: TensorBoard has no models."""
 
     def score(self, step: int, value: float) -> bool:
         """A checkpoint's score as a scalar."""
-        self._writer.add_scalar("eval/score", value, step)
+        self._add(step, time.time(), tag="eval/score", simple_value=value)
         return True
 
     def close(self, outcome: RunOutcome) -> None:
         """Flush and close."""
         self._writer.close()
+
+    def _add(self, step: int, seconds: float, **value: Any) -> None:
+        """Queue one value (fields of `Summary.Value`) of `step` at the Unix time `seconds`."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(**value)])
+        self._writer.add_event(Event(wall_time=seconds, step=step, summary=summary))
 
 
 @MONITORS.register("wandb")

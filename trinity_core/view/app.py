@@ -182,7 +182,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
         "advantage": mean_advantage(experience, advantages),
         **{name: _cut(experience.info.get(name, "")) for name in known},
-        "info": {name: _cut(value) for name, value in experience.info.items() if name not in known},
+        "info": {_cut(name): _cut(value) for name, value in experience.info.items() if name not in known},
     }  # fmt: skip
 
 
@@ -196,7 +196,8 @@ def _archived(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
+    """A text that can be sent: not too long, and without halves of surrogate pairs."""
+    text = str(value).encode(errors="replace").decode()
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
     )

@@ -74,6 +74,10 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, message, error.line) from None
     if not launched:
         message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
+        *_, last = [None, *ShellScript(text, arguments).commands()]
+        if last is not None and last.words[0] == "exit":
+            message = "ends here, before it starts a veRL training: give the script's arguments after its name."
+            raise _wrong(path, message, last.line)
         raise _wrong(path, message)
     if len(launched) > 1:
         lines = ", ".join(str(command.line) for command, _ in launched)
