@@ -66,17 +66,17 @@ def perform(action: Action, run: Run, settings: StudioSettings) -> str:
 
 def side_launch(action: Action, run: Run) -> Launch:
     """The flow that evaluates or converts the checkpoints of a run."""
-    given = run.launch or Launch("", "")
+    launch = run.launch or Launch("", "")
     if action is Action.EVALUATE:
-        return replace(given, flow="evaluate", which=MISSING)
+        return replace(launch, flow="evaluate", which=MISSING)
     folder = str(run.folder) if run.folder is not None else ""
-    return replace(given, flow="convert", checkpoint_dir=folder)
+    return replace(launch, flow="convert", checkpoint_dir=folder)
 
 
 def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
     """Start a flow: as a run of its first deployment if it has one, else as a process on this machine."""
-    found = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
-    for deployment, name in found.items():
+    deployments = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
+    for deployment, name in deployments.items():
         PrefectRuns(settings.api_url).start(deployment, run.name, launch.parameters)
         return f"Started {name}."
     return f"Started process {start_process(launch, run.name, settings).pid}."

@@ -55,8 +55,8 @@ def metric_names(curves: Mapping[str, Curves]) -> list[str]:
 
 def first_shown(names: Sequence[str]) -> list[str]:
     """The metrics that are shown unless others are chosen: one for each of the first endings."""
-    found = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
-    return list(dict.fromkeys(name for name in found if name is not None))[:MOST_SHOWN]
+    shown = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
+    return list(dict.fromkeys(name for name in shown if name is not None))[:MOST_SHOWN]
 
 
 def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
     for run, own in curves.items():
         curve = own.get(metric, Curve())
         low, high = (own.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
-        began, smooth = min((time for each in own.values() for time in each.times.values()), default=0.0), None
+        began, smooth = min((time for curve in own.values() for time in curve.times.values()), default=0.0), None
         for step, value in curve.values.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
             row = {"run": run, "step": step, "minutes": (curve.times[step] - began) / 60, "raw": value, "value": smooth}

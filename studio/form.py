@@ -93,15 +93,15 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
     known = {field.key: field for field in _all_fields()}
     keys: Iterable[str] = known if expert else (key for key in BEGINNER if key in known)
     hidden = _hidden(algorithm, mode)
-    return [known[key] for key in keys if not any(_within(key, each) for each in hidden)]
+    return [known[key] for key in keys if not any(_within(key, prefix) for prefix in hidden)]
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
     """Section → its fields, in order."""
-    found: dict[str, list[FormField]] = {}
+    by_section: dict[str, list[FormField]] = {}
     for field in fields:
-        found.setdefault(field.section, []).append(field)
-    return found
+        by_section.setdefault(field.section, []).append(field)
+    return by_section
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
@@ -111,8 +111,8 @@ def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
 
 
 def _all_fields() -> Iterator[FormField]:
-    for each, cls in sections():
-        section = each.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
+    for place, cls in sections():
+        section = place.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
         if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
             for setting in settings(cls):
                 if setting.section is None:
@@ -128,11 +128,11 @@ def _field(key: str, setting: Setting) -> FormField:
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
     """Keys and sections that do not matter."""
     known = ALGORITHMS.get(algorithm)
-    given = known is not None and not known.uses_rollouts
+    has_no_rollouts = known is not None and not known.uses_rollouts
     return (
-        (EXPLORING if given or mode == "train" else ())
+        (EXPLORING if has_no_rollouts or mode == "train" else ())
         + (TRAINING if mode in ("explore", "bench", "serve") else ())
-        + (SYNC if given or mode == "bench" else ())
+        + (SYNC if has_no_rollouts or mode == "bench" else ())
     )
 
 

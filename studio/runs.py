@@ -113,16 +113,16 @@ class Run:
 
         None if that has no configuration, or one whose secrets are masked.
         """
-        given = self.flow_run.parameters if self.flow_run is not None else {}
-        if isinstance(file := given.get("config"), str) and file:
-            return Launch(self.flow, file, tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+        parameters = self.flow_run.parameters if self.flow_run is not None else {}
+        if isinstance(file := parameters.get("config"), str) and file:
+            return Launch(self.flow, file, tuple(parameters.get("overrides") or ()), str(parameters.get("stage") or ""))
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
         return Launch(self.flow, str(config_path(self.folder)))
 
     @property
     def is_part(self) -> bool:
-        """True if what its folder records is a trainer or an explorer alone, each of which has a command of its own."""
+        """True if what its folder records is a trainer or an explorer alone, each of which has its own command."""
         known, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
         source = value_at(self.files.config, "buffer.trainer_input.experience_buffer.storage_type")
         # A plugin's algorithm is not known here, but the default of what it reads was.
@@ -215,8 +215,8 @@ def _is_run(path: Path) -> bool:
 def _changed_at(path: Path) -> tuple[int, int]:
     if not path.exists():
         return 0, 0
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -40,7 +40,7 @@ def worker_name(root: Path) -> str:
 
 
 def start_worker(root: Path, api_url: str) -> Process:
-    """Start Prefect's worker for processes, in a session of its own."""
+    """Start Prefect's worker for processes, in its own session."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}

@@ -109,8 +109,8 @@ def test_a_math_workflow_without_a_reward_is_that_of_trinity_rft(override: str, 
     tasks = config.buffer.explorer_input
     assert tasks.tasksets[0].workflow_args.get("with_think") is thinks
     assert tasks.eval_tasksets[0].workflow_args["with_think"]
-    told = [notice.key for notice in remarks(config)]
-    assert ("buffer.explorer_input.taskset.workflow_args" in told) is (thinks is True)
+    keys = [notice.key for notice in remarks(config)]
+    assert ("buffer.explorer_input.taskset.workflow_args" in keys) is (thinks is True)
     again = config_from_text(to_yaml(config))
     assert again == config
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core import train
 from trinity_core.config import load_config
@@ -81,7 +82,7 @@ def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
     def needs(completions, solution):
         return [0.0]
 
-    with pytest.raises(InputError, match="solution"):
+    with raising(InputError, key="needs"):
         train("model", [{"prompt": "a"}], needs, output_dir=tmp_path)
 
 
@@ -95,7 +96,7 @@ def test_functions_have_names_of_their_own(tmp_path):
 
 
 def test_eval_rows_need_rewards(tmp_path):
-    with pytest.raises(InputError, match="eval_rows"):
+    with raising(InputError, key="eval_rows"):
         train("model", [PAIR], output_dir=tmp_path, eval_rows=[PAIR])
 
 
@@ -155,7 +156,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     job = tmp_path / "runs/notebook/run/checkpoints/trinity/run"
-    rollouts = [each for _, _, path in rollout_files(job) for each in read_rollouts(path)]
+    rollouts = [rollout for _, _, path in rollout_files(job) for rollout in read_rollouts(path)]
     assert len(rollouts) >= 4
     for rollout in rollouts:
         expected = rollout.response.count("e") / max(len(rollout.response), 1)

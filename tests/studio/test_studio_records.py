@@ -18,10 +18,10 @@ def run_folder(folder: Path, model: str, scores: dict[int, float]) -> Path:
     layout = JobLayout(folder).create()
     update_meta(layout.trainer_meta, model=model)
     for step, score in scores.items():
-        made = begin(layout, step)
-        (made / "actor").mkdir()
-        (made / "actor/model_world_size_1_rank_0.pt").write_bytes(b"weights")
-        commit(layout, step, made)
+        temporary = begin(layout, step)
+        (temporary / "actor").mkdir()
+        (temporary / "actor/model_world_size_1_rank_0.pt").write_bytes(b"weights")
+        commit(layout, step, temporary)
         MetricsFile(folder, "eval").write(step, {"eval/test/accuracy": score})
     return folder
 

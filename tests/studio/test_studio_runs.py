@@ -117,7 +117,7 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
 def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
     from prefect.client.schemas.objects import StateType
 
-    assert {*PREFECT_STATES} == {each.value for each in StateType}
+    assert {*PREFECT_STATES} == {state.value for state in StateType}
     [run] = find_runs(tmp_path, [flow_run("one", kind)])
     assert run.state is PREFECT_STATES[kind]
 
@@ -168,9 +168,9 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
             tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
         ),
     }
-    found = {name: allowed(run) for name, [run] in runs.items()}
+    actions = {name: allowed(run) for name, [run] in runs.items()}
     both = {Action.EVALUATE, Action.CONVERT}
-    assert found == {
+    assert actions == {
         "running": {Action.CANCEL} | both,
         "done": {Action.RETRY} | both,
         "waiting": {Action.CANCEL},
@@ -230,7 +230,7 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
     monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
-    monkeypatch.setattr("os.kill", lambda *given: asked.append(given))
+    monkeypatch.setattr("os.kill", lambda *arguments: asked.append(arguments))
     settings, job = studio_settings([]), folder(tmp_path, "one")
     resumed = flow_run("one", "FAILED")  # by a command, after the worker's run
     for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment=""), resumed):

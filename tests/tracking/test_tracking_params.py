@@ -32,9 +32,9 @@ def test_secrets_are_masked_but_token_limits_are_not() -> None:
 
 def test_the_environment_of_a_command_is_masked_and_names_are_not() -> None:
     """Also where a name says nothing; `secrets` holds names of variables, not their values."""
-    given = {"command": "agent", "env": {"SEARCH_PAT": "p", "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": "k"}
+    args = {"command": "agent", "env": {"SEARCH_PAT": "p", "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": "k"}
     masked = {"command": "agent", "env": {"SEARCH_PAT": MASK, "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": MASK}
-    assert without_secrets({"tasksets": [{"workflow_args": given}]}) == {"tasksets": [{"workflow_args": masked}]}
+    assert without_secrets({"tasksets": [{"workflow_args": args}]}) == {"tasksets": [{"workflow_args": masked}]}
     assert without_secrets({"workflow_args": {"env": "maze", "secrets": "x"}, "secrets": ["x"]}) == {
         "workflow_args": {"env": "maze", "secrets": MASK},
         "secrets": MASK,

@@ -157,10 +157,10 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     config = rollouts("damaged")
     _put(config, range(1, 5))
     _run(config)
-    told = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
-    algorithm = told["trainer"].pop("algorithm")
+    metas = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
+    algorithm = metas["trainer"].pop("algorithm")
     assert algorithm["algorithm_type"] == "grpo" and algorithm["repeat_times"] == 4
-    assert told == {
+    assert metas == {
         "trainer": {"step": 4, "world_size": 1, "model": config.model.model_path, "tokenizer": config.model.model_path},
         "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
     }

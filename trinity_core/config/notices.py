@@ -128,7 +128,7 @@ def _unserved(config: Config) -> dict[str, bool]:
     explorer = config.explorer
     keys: dict[str, bool] = {}
     models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{place}]": each for place, each in enumerate(explorer.auxiliary_models)}
+    models |= {f"explorer.auxiliary_models[{place}]": model for place, model in enumerate(explorer.auxiliary_models)}
     for key, model in models.items():
         calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
         unserved = {
@@ -144,14 +144,14 @@ def _unserved(config: Config) -> dict[str, bool]:
 
 
 def _orders(config: Config) -> dict[str, bool]:
-    """Keys that order or mix tasks where there is nothing to order or mix."""
+    """Keys that order or mix tasks in a run without task sets to order or mix."""
     training, evals = training_tasksets(config), eval_tasksets(config)
     explores = config.mode in ("both", "explore", "train")
     selected = evals + ([] if explores else training)
     mixed = [*evals, *(training if len(training) == 1 or not explores else [])]
-    return {f"{key}.task_selector": each.task_selector != TaskSelectorConfig() for key, each in selected} | {
-        f"{key}.{'weight_by_step' if each.weight_by_step else 'weight'}": each.weight_points is not None
-        for key, each in mixed
+    return {f"{key}.task_selector": taskset.task_selector != TaskSelectorConfig() for key, taskset in selected} | {
+        f"{key}.{'weight_by_step' if taskset.weight_by_step else 'weight'}": taskset.weight_points is not None
+        for key, taskset in mixed
     }
 
 
@@ -243,10 +243,10 @@ def _thinking(config: Config) -> Iterator[Finding]:
     """`math_workflow` without a reward does as Trinity-RFT's; naming either silences the notice."""
     thinking = [
         key
-        for key, each in training_tasksets(config)
-        if each.default_workflow_type in THINKING_WORKFLOWS
-        and each.default_reward_fn_type is None
-        and each.workflow_args.get("with_think")
+        for key, taskset in training_tasksets(config)
+        if taskset.default_workflow_type in THINKING_WORKFLOWS
+        and taskset.default_reward_fn_type is None
+        and taskset.workflow_args.get("with_think")
         and not config.written(f"{key}.workflow_args.with_think")
     ]
     if config.mode not in ("both", "explore") or not thinking:

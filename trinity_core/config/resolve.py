@@ -43,7 +43,7 @@ def resolve(config: Config) -> Config:
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
     steps = config.buffer.total_steps or config.trainer.total_steps
-    auxiliary = tuple(_auxiliary(each, model) for each in config.explorer.auxiliary_models)
+    auxiliary = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
             "checkpoint_root_dir": str(expanded(config.checkpoint_root_dir).absolute()),
@@ -248,7 +248,7 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
     )
 
 
-def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
+def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
     """Names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
@@ -257,10 +257,10 @@ def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> Tra
         return buffer.model_copy(update=update)
 
     storage_type = "file" if known and not known.uses_rollouts else "queue"
-    auxiliary = {name: stored(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
-    return given.model_copy(
+    auxiliary = {name: stored(buffer, name, "file") for name, buffer in trainer_input.auxiliary_buffers.items()}
+    return trainer_input.model_copy(
         update={
-            "experience_buffer": stored(given.experience_buffer, "experience_buffer", storage_type),
+            "experience_buffer": stored(trainer_input.experience_buffer, "experience_buffer", storage_type),
             "auxiliary_buffers": FrozenDict(auxiliary),
         }
     )

@@ -44,7 +44,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "project": config.project,
         "name": config.name,
         "step": step,
-        "scores": {f"step {each}": value for each, value in scores.items()},
+        "scores": {f"step {step}": value for step, value in scores.items()},
         "score": scores.get(step),
         "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,

@@ -208,8 +208,8 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if version.tags.get("score") != score:
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
-        scored = {each: found for each, found in versions.items() if "score" in found.tags}
-        scores = {each: float(found.tags["score"]) for each, found in scored.items() if self.counts(each)}
+        scored = {step: version for step, version in versions.items() if "score" in version.tags}
+        scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
@@ -256,25 +256,25 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
         Versions that the user registered from the run are ignored.
         """
-        found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        return {int(each.tags["step"]): each for each in found if each.name == self._name and "step" in each.tags}
+        versions = self._client.search_model_versions(f"run_id = '{self.run_id}'")
+        return {int(one.tags["step"]): one for one in versions if one.name == self._name and "step" in one.tags}
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(self._info.project)
-        if found is not None:
-            if found.tags.get(KIND, "inferred").endswith("inferred"):
-                self._client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
-            return found.experiment_id
+        experiment = self._client.get_experiment_by_name(self._info.project)
+        if experiment is not None:
+            if experiment.tags.get(KIND, "inferred").endswith("inferred"):
+                self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+            return experiment.experiment_id
         local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
         try:
             return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
         except MlflowException as error:  # another run of the project created it first
-            found = self._client.get_experiment_by_name(self._info.project)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(self._info.project)
+            if experiment is None:
                 raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
-            return found.experiment_id
+            return experiment.experiment_id
 
     def _parent(self) -> str:
         """The pipeline's run, of which this one is a stage."""
@@ -431,7 +431,7 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
-        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
+        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
 
 

@@ -376,11 +376,11 @@ def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
 
     Where the model is on the host, to be divided among GPUs, its kernel is tried on the GPU with its first layers.
     """
-    found = find_fast_paths(lm) if ranks.first else None
-    if found is not None and found.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
+    fast = find_fast_paths(lm) if ranks.first else None
+    if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
         with beginning_on(ranks.device, lm):
-            found = replace(found, by_length=find_fast_paths(lm).by_length)
-    message = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+            fast = replace(fast, by_length=find_fast_paths(lm).by_length)
+    message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own if there are any."""
+    """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any."""
 
     def __init__(self, config: Config, rank: int = 0, world_size: int = 1) -> None:
         start_log()

@@ -163,16 +163,16 @@ def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group for the table; where there are none, what became of its task."""
+    """The rollouts of a group for the table; without rollouts, what became of its task."""
     group = {name: entry[name] for name in ("id", "step", "task", "state")}
     none: dict[str, Any] = {"prompt": "", "response": entry["failure"] or "", "truth": "", "metrics": {}}
-    found = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
-    return [group | {"place": place} | rollout for place, rollout in enumerate(found)]
+    rollouts = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
+    return [group | {"place": place} | rollout for place, rollout in enumerate(rollouts)]
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
     """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
-    sampled = [] if experience.versions is None else [each for each in experience.versions.tolist() if each >= 0]
+    sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
     known = ("prompt", "response", "truth")
     return {
         "run": experience.run, "turn": experience.turn, "reward": experience.reward, "metrics": experience.metrics,

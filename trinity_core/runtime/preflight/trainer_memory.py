@@ -133,10 +133,10 @@ def _joined(units: Sequence[RowUnit]) -> RowUnit:
     return first
 
 
-def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
+def _of_rows(rows: int, micro_rows: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
     """Micro-batches of a number of rows; groups stay together where they fit."""
     here = -(-rows // workers)
-    top = min(each, here)
+    top = min(micro_rows, here)
     count = -(-here // top)
     prompts = -(-top // repeats)
     tokens, mask = prompts * prompt + top * response, mask_elements(top, prompt, response)
@@ -260,10 +260,10 @@ class TrainedModel:
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
         in_place = self.stage == 0 or (self.stage == 3 and self.width == FLOAT)
-        each = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
+        state_bytes = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
-        why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
-        return Need(f"{self.name} optimizer", each * self.part, why)
+        why = f"{self.part:,} parameters × {state_bytes} bytes (ZeRO {self.stage}, {workers})"
+        return Need(f"{self.name} optimizer", state_bytes * self.part, why)
 
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
@@ -310,10 +310,10 @@ class TrainedModel:
 
     def copied(self) -> Need:
         """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
-        each = self.width + self.state_bytes
+        parameter_bytes = self.width + self.state_bytes
         share = self.trained // self.workers
-        why = f"{share:,} parameters × {each} bytes; where they find no room, steps wait for the disk"
-        return Need(f"{self.name} copy for checkpoints", each * share, why, spared=True)
+        why = f"{share:,} parameters × {parameter_bytes} bytes; where they find no room, steps wait for the disk"
+        return Need(f"{self.name} copy for checkpoints", parameter_bytes * share, why, spared=True)
 
     @property
     def largest_file(self) -> int:
@@ -338,7 +338,9 @@ def trainer_needs(
     model = policy.width * policy.parameters
     on_host = policy.on_gpu and reference is not None and reference.weights_offloaded
     held = [] if reference is None or on_host else [reference.weights()]
-    passing = [need for each in models for need in (each.loaded(), each.passes(), each.update(), each.saved())]
+    passing = [
+        need for trained in models for need in (trained.loaded(), trained.passes(), trained.update(), trained.saved())
+    ]
     if not policy.on_gpu:
         passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
     elif reference is not None and reference.weights_offloaded:
@@ -347,13 +349,17 @@ def trainer_needs(
     return nonzero(
         [
             base,
-            *(each.weights() for each in models),
-            *(each.optimizer() for each in models),
-            *(each.kept_gradients() for each in models),
+            *(trained.weights() for trained in models),
+            *(trained.optimizer() for trained in models),
+            *(trained.kept_gradients() for trained in models),
             *(Need("reference weights", need.bytes, need.why) for need in held),
-            Need("attention mask", max(each.width * each.micro.mask for each in models), "of the largest micro-batch"),
+            Need(
+                "attention mask",
+                max(trained.width * trained.micro.mask for trained in models),
+                "of the largest micro-batch",
+            ),
             max(passing, key=lambda need: need.bytes),
-            *(each.copied() for each in models if not policy.on_gpu),
+            *(trained.copied() for trained in models if not policy.on_gpu),
             Need(
                 "published weights",
                 slots * policy.published * (not policy.on_gpu),
