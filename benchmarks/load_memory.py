@@ -1,11 +1,14 @@
-"""Peak host memory of several ranks that load a model and take a step, against one model with its optimizer state.
+"""Peak host memory of several ranks that load a model and take steps, against one model with its optimizer state.
 
-Each rank reports the peak of its resident memory beyond what it had with torch, DeepSpeed and transformers imported;
-malloc is set as in a run. Under ZeRO 3 everything is divided among the ranks, and only one of them reads the models:
-together at most 1.3 times what one model with its state takes. On top of these 16 bytes a parameter count the reference
-model (4), DeepSpeed's partition of the gradients (4, from the start) and the file's pages that one rank maps.
+What one process must hold to train in float32 is 16 bytes a parameter: weights, gradients and Adam's two moments, of 4
+each (the "model states" of Rajbhandari et al. 2020, arXiv 1910.02054). A run with a KL penalty holds a reference model
+as well, of 4. Under ZeRO 3 all are divided among the ranks, which together take at most 1.3 times that at any moment.
 
-    python benchmarks/load_memory.py [--ranks 2 4] [--tiny]
+A sample every 20 ms adds up the proportional set sizes of the ranks, in which a page of the file that is mapped twice
+counts once, and takes off what they had with torch, DeepSpeed and transformers imported. malloc is set as in a run.
+Layers recompute their activations, of which each rank otherwise has 0.2 GB for its two short rows.
+
+    python benchmarks/load_memory.py [--ranks 2 4] [--no-reference] [--tiny]
 """
 
 from __future__ import annotations
@@ -13,26 +16,26 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import resource
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-import psutil
 from training_part import rollouts
 
 from trinity_core.runtime.actors import KEPT_MEMORY, KERNELS
 
 LIMIT = 1.3
-STATE = 12
-"""Bytes of a parameter's optimizer state under ZeRO: float32 weights (DeepSpeed 0.19.8 copies those of a float32 model
-too) and two moments."""
+STATES, REFERENCE = 16, 4
+"""Bytes of a parameter."""
+STEPS = 2
+"""The second has Adam's moments from its beginning."""
 
 
-def one_rank(folder: Path, rank: int, ranks: int, port: int, load_only: bool) -> int:
-    """Bytes that loading, and a step unless `load_only`, took of memory at the peak."""
+def one_rank(folder: Path, rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
+    """Load the models and take two steps, unless `load_only`; a line of output once everything is imported."""
     from trinity_core.config import config_from_dict
     from trinity_core.training.distributed import join
     from trinity_core.training.learner import Learner
@@ -41,38 +44,59 @@ def one_rank(folder: Path, rank: int, ranks: int, port: int, load_only: bool) ->
     config = config_from_dict(
         {
             "name": "run", "mode": "train", "checkpoint_root_dir": str(folder),
-            "algorithm": {"algorithm_type": "grpo", "repeat_times": 8, "optimizer": {"lr": 1e-5}},
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 8, "optimizer": {"lr": 1e-5},
+                          **({"kl_loss_fn": "none"} if args.no_reference else {})},
             "model": {"model_path": str(folder / "model"), "max_prompt_tokens": 64, "max_response_tokens": 64},
             "cluster": {"gpu_per_node": 0},
-            "trainer": {"zero_stage": 3, "max_token_len_per_gpu": 128},
+            "trainer": {
+                "zero_stage": 3, "max_token_len_per_gpu": 128,
+                "trainer_config": {"actor_rollout_ref": {"model": {"enable_gradient_checkpointing": True}}},
+            },
             "buffer": {"batch_size": 16, "total_steps": 1000, "trainer_input": {"experience_buffer": {"name": "b"}}},
         }
     )  # fmt: skip
-    importlib.import_module("transformers.models.qwen2.modeling_qwen2")
-    before = psutil.Process().memory_info().rss
+    for name in ("transformers.models.qwen2.modeling_qwen2", "deepspeed.runtime.zero.muon.muon_optimizer"):
+        importlib.import_module(name)  # in which DeepSpeed imports torch's compiler
+    print("ready", flush=True)
+    sys.stdin.readline()
     learner = Learner(config, 1000, group)
-    if not load_only:
-        learner.step(rollouts(learner.model_config.vocab_size)[: 2 * ranks], 1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    assert (learner.reference is None) is args.no_reference and learner.settings.gradient_checkpointing
+    for step in range(1, 1 + STEPS * (not args.load_only)):
+        learner.step(rollouts(learner.model_config.vocab_size)[: 2 * ranks], step)
 
 
-def measured(folder: Path, ranks: int, load_only: bool) -> int:
-    """The peaks of so many ranks together."""
+def proportional(process: subprocess.Popen) -> int:
+    """Bytes of its proportional set size; 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def measured(folder: Path, ranks: int, args: argparse.Namespace) -> int:
+    """The peak of so many ranks together, beyond what they had when everything was imported."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""} | KEPT_MEMORY | KERNELS
     command = [sys.executable, __file__, "--folder", str(folder), "--port", str(port), "--ranks", str(ranks)]
-    command += ["--load-only"] * load_only
-    with tempfile.TemporaryDirectory() as logs:
-        files = [Path(logs, str(rank)) for rank in range(ranks)]
-        started = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=file.open("w"), env=environment)
-            for rank, file in enumerate(files)
-        ]
-        if any(codes := [process.wait() for process in started]):
-            sys.exit(f"exit codes of the ranks: {codes}")
-        return sum(int(file.read_text().splitlines()[-1]) for file in files)
+    command += ["--load-only"] * args.load_only + ["--no-reference"] * args.no_reference
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    started = [subprocess.Popen([*command, "--rank", str(rank)], **pipes) for rank in range(ranks)]
+    for process in started:
+        while process.stdout.readline().strip() not in ("ready", ""):
+            pass
+    before = peak = sum(proportional(process) for process in started)
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    while any(process.poll() is None for process in started):
+        peak = max(peak, sum(proportional(process) for process in started))
+        time.sleep(0.02)
+    if any(process.returncode for process in started):
+        sys.exit(f"exit codes of the ranks: {[process.returncode for process in started]}")
+    return peak - before
 
 
 def main() -> int:
@@ -80,12 +104,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--tiny", action="store_true", help="30 million parameters instead of 300")
     parser.add_argument("--load-only", action="store_true", help="no step, whose activations and gradients count too")
+    parser.add_argument("--no-reference", action="store_true", help="GRPO without a KL penalty")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        print(one_rank(args.folder, args.rank, args.ranks[0], args.port, args.load_only))
+        one_rank(args.folder, args.rank, args.ranks[0], args.port, args)
         return 0
     from trinity_core.data.tiny import TinySize, make_model
     from trinity_core.runtime.preflight.model_shape import shape_of
@@ -96,10 +121,10 @@ def main() -> int:
         make_model(Path(folder, "model"), 0, size)
         shape = shape_of(str(Path(folder, "model")))
         assert shape is not None
-        whole = shape.parameters * (4 + STATE)
+        whole = shape.parameters * (STATES + REFERENCE * (not args.no_reference))
         print(f"{shape.parameters / 1e6:.0f} million parameters, {whole / 1e9:.2f} GB with the optimizer's state")
         for ranks in args.ranks:
-            taken = measured(Path(folder), ranks, args.load_only)
+            taken = measured(Path(folder), ranks, args)
             worst = max(worst, taken / whole)
             print(f"{ranks} ranks: {taken / 1e9:.2f} GB, {taken / whole:.2f} times that (aim: at most {LIMIT})")
     return int(worst > LIMIT)

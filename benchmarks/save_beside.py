@@ -3,7 +3,7 @@
 One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps without a save
 and with one are taken in turn. A step may wait at most 10 % of itself.
 
-    python benchmarks/save_beside.py [--ranks 2] [--tiny]
+    python benchmarks/save_beside.py [--ranks 2] [--size large --rows 32 --rounds 2]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from training_part import rollouts
 
 LIMIT = 0.1
+SIZES = {"tiny": (), "small": (512, 1536, 8, 8, 4), "large": (1024, 4096, 18, 16, 8, 16_384)}
+"""Fields of `TinySize`: 0.9, 20 and 270 million parameters."""
 
 
 def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) -> tuple:
@@ -50,9 +52,9 @@ def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) 
     return learner, Savepoints(config, group, learner.engine.module.lm)
 
 
-def measure(learner: object, savepoints: object, rounds: int) -> dict[str, float]:
+def measure(learner: object, savepoints: object, rounds: int, count: int) -> dict[str, float]:
     """Median seconds: of a step alone, of one while a checkpoint is written, of its copy, and until it is whole."""
-    rows = rollouts(learner.model_config.vocab_size)
+    rows = rollouts(learner.model_config.vocab_size)[:count]
     step, found = 0, {"alone": [], "beside": [], "copy": [], "write": []}
 
     def train(kind: str | None) -> None:
@@ -83,7 +85,8 @@ def measure(learner: object, savepoints: object, rounds: int) -> dict[str, float
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--rows", type=int, default=128, help="rollouts of a step, of about 40 tokens each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -93,12 +96,12 @@ def main() -> int:
         return start(args)
     from trinity_core.data.tiny import TinySize
 
-    size = TinySize() if args.tiny else TinySize(512, 1536, 8, 8, 4)
+    size = TinySize(*SIZES[args.size])
     learner, savepoints = savepoints_of(args.folder, size, args.rank, args.ranks, args.port)
     if args.rank > 0:
-        measure(learner, savepoints, args.rounds)
+        measure(learner, savepoints, args.rounds, args.rows)
         return 0
-    seconds = measure(learner, savepoints, args.rounds)
+    seconds = measure(learner, savepoints, args.rounds, args.rows)
     written = sum(file.stat().st_size for file in savepoints.layout.root.glob("global_step_*/**/*") if file.is_file())
     print(f"{args.ranks} rank(s), checkpoints of {written / 1e6:.0f} MB")
     for name, value in seconds.items():

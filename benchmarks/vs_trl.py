@@ -2,10 +2,10 @@
 
 Same machine, model, prompts and lengths: 16 tasks x 8 rollouts, random weights, so that every answer has exactly the
 largest length. TRL runs in an environment of its own, made from requirements/trl.txt where it is missing. The claim:
-the ratio is at most 0.8.
+the ratio is at most 0.8; with an adapter 1, as each linear map of our engine becomes three (`one_adapter.py`).
 
     python benchmarks/vs_trl.py --max-new-tokens 40 --pairs 3
-    python benchmarks/vs_trl.py --lora                           # an adapter on either side; the claim: at most 0.65
+    python benchmarks/vs_trl.py --lora                           # an adapter on either side
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--lora", action="store_true", help="train an adapter of rank 16 on all linear layers")
     args = parser.parse_args()
-    claim = 0.65 if args.lora else 0.8
+    claim = 1.0 if args.lora else 0.8
     ratios = []
     for pair in range(1, args.pairs + 1):
         ratios.append(our_step(args) / peer_step(args))

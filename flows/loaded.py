@@ -8,6 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from prefect import Flow, State, get_client
+from prefect.client.schemas.objects import FlowRun
+
+from flows.local.worker import mark_ended
 from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
@@ -44,12 +48,23 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
-    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:
         return flow(config=loaded.file, overrides=list(loaded.overrides), **parameters)
     finally:
         _LOADED.reset(token)
+
+
+def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
+    """The same flow for a command, which Ctrl+C or SIGTERM cancels: Prefect alone would call it crashed."""
+
+    def record_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        if not isinstance(state.result(raise_on_failure=False), Exception):
+            with get_client(sync_client=True) as client:
+                mark_ended(client, [flow_run], "Cancelled", "A signal has ended its command")
+
+    return command.with_options(on_crashed=[record_cancellation])
 
 
 def run_stage(

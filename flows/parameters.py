@@ -18,7 +18,7 @@ from trinity_core.errors import TrinityError
 def _shown(title: str, description: str) -> FieldInfo:
     """A parameter's title and description in the UI.
 
-    As extra keys of the schema: Prefect puts a title of its own, the parameter's name, in the place of a field's, and
+    As extra keys of the schema: Prefect puts its own title, the parameter's name, in the place of a field's, and
     for the description takes only what stands in the flow's docstring.
     """
     shown: FieldInfo = Field(json_schema_extra={"title": title, "description": description})
@@ -118,4 +118,4 @@ def check_which(which: str) -> None:
     try:
         TypeAdapter(Which).validate_python(which)
     except ValidationError:
-        raise TrinityError(f"--which {which!r} is none of the choices: {CHOICES}.") from None
+        raise TrinityError(f"--which {which!r} is none of the choices: {CHOICES}.", key="--which") from None

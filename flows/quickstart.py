@@ -79,9 +79,9 @@ def claim(out: Path, seed: int, run_folders: Sequence[Path] = ()) -> None:
         known = read_json(folder / NOTE) or {}
         if known.get("seed", seed) != seed:
             another = shlex.quote(f"OUT={out}_{seed}")
-            there = shlex.join(str(each) for each in folders if each.exists())
+            there = shlex.join(str(folder) for folder in folders if folder.exists())
             raise TrinityError(
-                f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
+                f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} its own folder "
                 f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove what is there: "
                 f"`rm -r {there}`."
             )

@@ -14,7 +14,7 @@ from trinity_core.runtime.driver import run_parts
 
 @flow(name="rft", persist_result=False)
 def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
-    """Run a trainer and its explorers, each from a configuration of its own and as a subflow; they share one Ray.
+    """Run a trainer and its explorers, each from its own configuration and as a subflow; they share one Ray.
 
     Each is retried on its own after a transient fault. When one fails for good, the others save and end.
     """

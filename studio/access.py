@@ -19,10 +19,10 @@ def is_local(host: str) -> bool:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token that cannot be guessed."""
     return token_urlsafe(24)
 
 
-def admits(token: str, given: str) -> bool:
+def admits(token: str, attempt: str) -> bool:
     """True if `given` is the token, or none is asked for."""
-    return not token or compare_digest(given.encode(), token.encode())
+    return not token or compare_digest(attempt.encode(), token.encode())

@@ -38,14 +38,14 @@ def hindrance(action: Action, run: Run) -> str:
             return "The run is not over."
         case Action.CANCEL | Action.RETRY if run.parent:
             return f"This is a stage of {run.parent}, which has the button."
-        case Action.CANCEL | Action.RETRY if run.is_part and _deployed(run, action) is None:
-            return "Trainer and explorers were started one by one: stop or start each in its terminal."
-        case Action.CANCEL if _deployed(run, action) is None and _own_process(run) is None:
+        case Action.CANCEL | Action.RETRY if run.is_part and not _deployed(run, action):
+            return "Trainer and explorers were started one by one: stop or start each where it was started."
+        case Action.CANCEL if not _deployed(run, action) and _own_process(run) is None:
             return "No process of this machine leads the run: press Ctrl+C in its terminal."
         case Action.EVALUATE | Action.CONVERT if run.files.steps:
             return "Open one of the pipeline's stages."
         case Action.EVALUATE | Action.RETRY if run.launch is None and (
-            action is Action.EVALUATE or _deployed(run, action) is None
+            action is Action.EVALUATE or not _deployed(run, action)
         ):
             return "The run's configuration was not recorded, or has secrets: give the command yourself."
         case Action.EVALUATE | Action.CONVERT if run.folder is None:
@@ -66,25 +66,26 @@ def perform(action: Action, run: Run, settings: StudioSettings) -> str:
 
 def side_launch(action: Action, run: Run) -> Launch:
     """The flow that evaluates or converts the checkpoints of a run."""
-    given = run.launch or Launch("", "")
+    launch = run.launch or Launch("", "")
     if action is Action.EVALUATE:
-        return replace(given, flow="evaluate", which=MISSING)
+        return replace(launch, flow="evaluate", which=MISSING)
     folder = str(run.folder) if run.folder is not None else ""
-    return replace(given, flow="convert", checkpoint_dir=folder)
+    return replace(launch, flow="convert", checkpoint_dir=folder)
 
 
 def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
     """Start a flow: as a run of its first deployment if it has one, else as a process on this machine."""
-    found = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
-    for deployment, name in found.items():
+    deployments = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
+    for deployment, name in deployments.items():
         PrefectRuns(settings.api_url).start(deployment, run.name, launch.parameters)
         return f"Started {name}."
     return f"Started process {start_process(launch, run.name, settings).pid}."
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
-    if (deployed := _deployed(run, Action.CANCEL)) is not None:
-        PrefectRuns(settings.api_url).cancel(deployed, run.state is not RunState.WAITING)
+    if deployed := _deployed(run, Action.CANCEL):
+        for each in deployed:
+            PrefectRuns(settings.api_url).cancel(each, run.state is not RunState.WAITING)
     elif (pid := _own_process(run)) is not None:
         os.kill(pid, signal.SIGTERM)
     else:
@@ -95,20 +96,24 @@ def _cancel(run: Run, settings: StudioSettings) -> str:
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
-    if (deployed := _deployed(run, Action.RETRY)) is not None:
+    for deployed in _deployed(run, Action.RETRY):
         PrefectRuns(settings.api_url).retry(deployed)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
     return f"Started process {start_process(run.launch, run.name, settings).pid}."
 
 
-def _deployed(run: Run, action: Action) -> str | None:
-    """The id of its flow run, if a worker runs that. To cancel, not one that is over: a command has resumed the run."""
-    seen = run.flow_run
-    if seen is None or not seen.deployment:
-        return None
-    is_over = PREFECT_STATES.get(seen.kind, RunState.UNKNOWN).is_over
-    return None if is_over and action is Action.CANCEL else seen.id
+def _deployed(run: Run, action: Action) -> list[str]:
+    """The ids of its flow runs that a worker runs, to cancel or to retry.
+
+    None that is over is cancelled: a command has resumed the run. Parts that have a deployment each are cancelled
+    together, but not retried: one that ended well would begin again.
+    """
+    own = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
+    if action is Action.RETRY:
+        return [seen.id for seen in own[:1] if seen.deployment and len({seen.deployment for seen in own}) == 1]
+    over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}
+    return [seen.id for seen in own if seen.deployment and seen.kind not in over]
 
 
 def _own_process(run: Run) -> int | None:

@@ -39,12 +39,12 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
     """Key → its problems, with places in lists as `.0`; those of keys that the form does not have: the empty key."""
-    found: dict[str, list[Problem]] = {}
+    problems_by_field: dict[str, list[Problem]] = {}
     shown = set(keys)
     for problem in problems:
         key = re.sub(r"\[(\d+)\]", r".\1", problem.key)
-        found.setdefault(key if key in shown else "", []).append(problem)
-    return found
+        problems_by_field.setdefault(key if key in shown else "", []).append(problem)
+    return problems_by_field
 
 
 def by_section(problems: Iterable[Problem]) -> dict[str, int]:

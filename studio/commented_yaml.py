@@ -29,18 +29,18 @@ def changed(text: str, key: str, value: Any) -> str:
     *path, name = key.split(".")
     section = tree
     for part, following in zip(path, key.split(".")[1:], strict=True):
-        found = _at(section, part)
-        if found is None:
+        node = _at(section, part)
+        if node is None:
             if value is None:
                 return text
-            found = CommentedSeq() if following.isdigit() else CommentedMap()
+            node = CommentedSeq() if following.isdigit() else CommentedMap()
             if isinstance(section, CommentedSeq):
-                section.append(found)
+                section.append(node)
             else:
-                section[part] = found
-        if not isinstance(found, CommentedSeq if following.isdigit() else CommentedMap):
+                section[part] = node
+        if not isinstance(node, CommentedSeq if following.isdigit() else CommentedMap):
             raise ValueError(f"{key}: '{part}' holds no keys in this file.")
-        section = found
+        section = node
     if value is None:
         section.pop(name, None)
     else:

@@ -81,12 +81,12 @@ class ConfigDraft:
             return []
         if file != self.file:
             return [f"`{file.name}` exists already and will be overwritten."]
-        found = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
+        complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
         if lost := self.lost_keys(there):
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             names = ", ".join(f"`{key}`" for key in lost[:MOST_NAMED])
-            found.append(f"These keys of `{file.name}` will be lost: {names}{more}.")
-        return found
+            complaints.append(f"These keys of `{file.name}` will be lost: {names}{more}.")
+        return complaints
 
     def lost_keys(self, there: str) -> Sequence[str]:
         """The dotted keys that another text has and this one has not; a text that is no YAML has none."""
@@ -157,8 +157,8 @@ def moved(text: str, source: Path, target: Path) -> str:
 
 def yaml_files(root: Path) -> list[Path]:
     """YAML files below a folder, as paths relative to it: those of the folder itself first."""
-    found = sorted(_yaml_files(root, LISTED_DEPTH), key=lambda path: (len(path.parts), path))
-    return [path.relative_to(root) for path in found[:MOST_LISTED]]
+    files = sorted(_yaml_files(root, LISTED_DEPTH), key=lambda path: (len(path.parts), path))
+    return [path.relative_to(root) for path in files[:MOST_LISTED]]
 
 
 def _yaml_files(folder: Path, depth: int) -> Iterator[Path]:

@@ -34,24 +34,24 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
         tree, error = draft.tree(), ""
     except ConfigError as fault:
         tree, error = {}, str(fault)
-    found = present_findings(draft) if tree else CheckedDraft([])
+    checked = present_findings(draft) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
         choose_file(draft, settings)
         if error:
-            st.error(f"{error}\n\nCorrect the text beside, or discard the changes.")
+            st.error(f"{error}\n\nCorrect the text on the right, or discard the changes.")
         elif not tree:
             recipe_form(settings, draft.file)
         else:
-            fill_in(draft, tree, found.problems)
+            fill_in(draft, tree, checked.problems)
             for title, draw in SECTIONS.items():
                 with st.container(border=True):
                     st.subheader(title)
                     draw(draft)
     with beside, st.container(key="beside"):
-        save_and_start(draft, found, settings, show_runs)
+        save_and_start(draft, checked, settings, show_runs)
         if tree:
-            show_findings(draft, found, settings)
+            show_findings(draft, checked, settings)
         edit_text(draft)
 
 
@@ -72,11 +72,11 @@ def present_draft(settings: StudioSettings) -> ConfigDraft:
 def present_findings(draft: ConfigDraft) -> CheckedDraft:
     """The problems and the plan of the text, found out once for each text: the page is drawn more often."""
     key = (draft.file, draft.text)
-    checked_key, found = st.session_state.get("checked", (None, None))
-    if checked_key != key or found is None:
-        found = checked(draft.text, draft.file)
-        st.session_state["checked"] = (key, found)
-    return found
+    checked_key, stored = st.session_state.get("checked", (None, None))
+    if checked_key != key or stored is None:
+        stored = checked(draft.text, draft.file)
+        st.session_state["checked"] = (key, stored)
+    return stored
 
 
 def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
@@ -109,11 +109,11 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     own = value_at(tree, prefix.rstrip(".")) if prefix else tree
     algorithm = value_at(own, "algorithm.algorithm_type") or value_at(tree, "algorithm.algorithm_type") or "ppo"
     mode = value_at(own, "mode") or value_at(tree, "mode") or "both"
-    expert = st.toggle("All settings", help="The settings that most runs leave alone, too")
+    expert = st.toggle("All settings", help="Include settings that most runs leave at their defaults")
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
         fields = narrowed(fields, by_section(problems))
-    found = by_field(problems, (prefix + field.key for field in fields))
+    messages = by_field(problems, (prefix + field.key for field in fields))
     for section, shown in in_sections(fields).items():
         with st.container(border=True):
             st.markdown(f"**{section}**")
@@ -121,12 +121,12 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
                 for column, field in zip(st.columns(2), shown[start : start + 2], strict=False):
                     key = prefix + field.key
                     with column:
-                        show_field(draft, field, prefix, tree, found.get(key, []))
+                        show_field(draft, field, prefix, tree, messages.get(key, []))
 
 
 def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
     """The fields that a search or a chosen section leaves."""
-    words = st.text_input("Find", placeholder="words of a key or of what it does", icon=":material/search:")
+    words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
         return matching(fields, words)
     sections = in_sections(fields)
@@ -181,7 +181,7 @@ def take(draft: ConfigDraft, field: FormField, prefix: str) -> None:
 
 
 def save_and_start(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
+    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
     with st.container(horizontal=True, key="actions"):
@@ -195,8 +195,8 @@ def save_and_start(
         if st.button("Discard changes", disabled=draft.is_saved):
             draft.discard()
             st.rerun()
-        if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
-            start_dialog(draft, found, settings, show_runs)
+        if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=checked.config is None):
+            start_dialog(draft, checked, settings, show_runs)
     shown = settings.shown(draft.file)
     if not draft.is_saved:
         st.caption(f":orange[Unsaved changes in `{shown}`], kept until they are saved or discarded.")
@@ -206,19 +206,19 @@ def save_and_start(
         st.caption(f"`{shown}` does not exist yet.")
 
 
-def show_findings(draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings) -> None:
+def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings) -> None:
     """The problems, or the plan. Green only when model, data and machine were looked at."""
-    if count := len(found.problems):
+    if count := len(checked.problems):
         st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
-        for problem in found.problems:
+        for problem in checked.problems:
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
             st.text(problem.message)
         return
     text, refused = st.session_state.get("opened", ("", []))
     if text == draft.text and refused:
-        st.error("**It cannot start:**\n" + "\n".join(f"- {each}" for each in refused), icon=":material/error:")
-    elif found.unplaced:
-        st.warning(f"**Not on this machine:** {found.unplaced}", icon=":material/memory:")
+        st.error("**It cannot start:**\n" + "\n".join(f"- {problem}" for problem in refused), icon=":material/error:")
+    elif checked.unplaced:
+        st.warning(f"**Not on this machine:** {checked.unplaced}", icon=":material/memory:")
     elif text == draft.text:
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
     else:
@@ -229,7 +229,7 @@ def show_findings(draft: ConfigDraft, found: CheckedDraft, settings: StudioSetti
         if st.button("Measure time", help="Runs a few steps of each stage in a folder that is removed again"):
             run_and_show("Measuring a few steps; this takes a minute or more …", lambda: _measure(draft, settings))
     with st.container(border=True):
-        st.html(hanging(found.plan.replace(f"{settings.root}/", "")))
+        st.html(hanging(checked.plan.replace(f"{settings.root}/", "")))
 
 
 def _look(draft: ConfigDraft, settings: StudioSettings) -> None:
@@ -255,7 +255,7 @@ def run_and_show(doing: str, action: Callable[[], None]) -> None:
 
 def edit_text(draft: ConfigDraft) -> None:
     """The text in colours, and a field in which it is edited: lists and maps have no other field."""
-    # A field that has shown another text may still send it: each text has a field of its own.
+    # A field that has shown another text may still send it: each text has its own field.
     shown, number = st.session_state.get("shown text", (None, 0))
     if shown != draft.text:
         number += 1
@@ -293,6 +293,6 @@ def hanging(text: str) -> str:
 
 
 def _line(line: str) -> str:
-    found = LAST_COLUMN.match(line)
-    indent = len(found[0]) if found is not None else 0
+    match = LAST_COLUMN.match(line)
+    indent = len(match[0]) if match is not None else 0
     return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

@@ -55,8 +55,8 @@ def metric_names(curves: Mapping[str, Curves]) -> list[str]:
 
 def first_shown(names: Sequence[str]) -> list[str]:
     """The metrics that are shown unless others are chosen: one for each of the first endings."""
-    found = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
-    return list(dict.fromkeys(name for name in found if name is not None))[:MOST_SHOWN]
+    shown = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
+    return list(dict.fromkeys(name for name in shown if name is not None))[:MOST_SHOWN]
 
 
 def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
     for run, own in curves.items():
         curve = own.get(metric, Curve())
         low, high = (own.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
-        began, smooth = min((time for each in own.values() for time in each.times.values()), default=0.0), None
+        began, smooth = min((time for curve in own.values() for time in curve.times.values()), default=0.0), None
         for step, value in curve.values.items():
             smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
             row = {"run": run, "step": step, "minutes": (curve.times[step] - began) / 60, "raw": value, "value": smooth}
@@ -89,7 +89,9 @@ def chart(
         axis=axis,
         scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
     )
-    colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1) if len(curves) > 1 else None
+    # The domain gives a run the same colour in all charts, also in those of metrics that another run lacks.
+    colour = alt.Color("run:N", scale=alt.Scale(domain=list(curves)), legend=legend)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
     layers = []
     if marks and by == "step":

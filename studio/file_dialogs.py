@@ -20,15 +20,15 @@ def new_dialog(settings: StudioSettings, present: Path) -> None:
 
 def recipe_form(settings: StudioSettings, present: Path) -> None:
     """Choose a recipe and a name; the new file is written and opened."""
-    found = {recipe.title: recipe for recipe in recipes()}
-    if not found:
+    by_title = {recipe.title: recipe for recipe in recipes()}
+    if not by_title:
         st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
         return
-    captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in found.values()]
+    captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in by_title.values()]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
         create = st.button("Create", type="primary", key="create")
-    title = st.radio("Begin from", list(found), captions=captions)
+    title = st.radio("Begin from", list(by_title), captions=captions)
     file = settings.root / name.strip()
     if not create:
         return
@@ -37,7 +37,7 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        text = found[str(title)].text_in(file.parent, settings.root)
+        text = by_title[str(title)].text_in(file.parent, settings.root)
         save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
 
 

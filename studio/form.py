@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.fields import Kind, Setting, sections, settings
+from trinity_core.registry import registry_of
 
 BEGINNER = (
     "project",
@@ -48,6 +49,10 @@ SYNC = ("synchronizer",)
 """The section that says how trained weights come to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """Of the lists of sections, the one whose first entry has fields."""
+LONG_NAME = 40
+"""Characters of a label that may be broken; it is where its key has a dot."""
+NAMED = ("default_workflow_type", "default_reward_fn_type")
+"""Settings of task sets that name a part: a plugin may bring more of them."""
 TOP = "run"
 """The section of keys that stand in none."""
 
@@ -75,6 +80,8 @@ class FormField:
     def label(self) -> str:
         """The rest of its key, with the unit of a number."""
         name = self.key.removeprefix(f"{self.section}.")
+        if len(name) > LONG_NAME:
+            name = name.replace(".", ".\u200b")
         return f"{name} ({self.unit})" if self.unit else name
 
 
@@ -86,15 +93,15 @@ def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormFie
     known = {field.key: field for field in _all_fields()}
     keys: Iterable[str] = known if expert else (key for key in BEGINNER if key in known)
     hidden = _hidden(algorithm, mode)
-    return [known[key] for key in keys if not any(_within(key, each) for each in hidden)]
+    return [known[key] for key in keys if not any(_within(key, prefix) for prefix in hidden)]
 
 
 def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
     """Section → its fields, in order."""
-    found: dict[str, list[FormField]] = {}
+    by_section: dict[str, list[FormField]] = {}
     for field in fields:
-        found.setdefault(field.section, []).append(field)
-    return found
+        by_section.setdefault(field.section, []).append(field)
+    return by_section
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
@@ -104,8 +111,8 @@ def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
 
 
 def _all_fields() -> Iterator[FormField]:
-    for each, cls in sections():
-        section = each.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
+    for place, cls in sections():
+        section = place.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
         if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
             for setting in settings(cls):
                 if setting.section is None:
@@ -114,19 +121,18 @@ def _all_fields() -> Iterator[FormField]:
 
 def _field(key: str, setting: Setting) -> FormField:
     plain = ("true", "false") if setting.kind == "boolean" else setting.choices
-    return FormField(
-        key, setting.doc, setting.unit, setting.kind, setting.default, plain or setting.names, open=not plain
-    )
+    names = tuple(sorted(registry_of(setting.name))) if setting.name in NAMED else setting.names
+    return FormField(key, setting.doc, setting.unit, setting.kind, setting.default, plain or names, open=not plain)
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
     """Keys and sections that do not matter."""
     known = ALGORITHMS.get(algorithm)
-    given = known is not None and not known.uses_rollouts
+    has_no_rollouts = known is not None and not known.uses_rollouts
     return (
-        (EXPLORING if given or mode == "train" else ())
+        (EXPLORING if has_no_rollouts or mode == "train" else ())
         + (TRAINING if mode in ("explore", "bench", "serve") else ())
-        + (SYNC if given or mode == "bench" else ())
+        + (SYNC if has_no_rollouts or mode == "bench" else ())
     )
 
 

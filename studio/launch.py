@@ -19,7 +19,7 @@ from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 BEGIN_SECONDS = 60.0
-"""For a command to begin its run, or to say why it does not; it goes on after that."""
+"""For a command to begin its run or report why it does not; a running command continues after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Launch:
     def parameters(self) -> dict[str, Any]:
         """The parameters of a deployment's run."""
         more = {"stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir}
-        given = {name: value for name, value in more.items() if value}
-        return {"config": self.config, "overrides": list(self.overrides), **given}
+        filled = {name: value for name, value in more.items() if value}
+        return {"config": self.config, "overrides": list(self.overrides), **filled}
 
     @property
     def command(self) -> list[str]:
@@ -52,12 +52,12 @@ class Launch:
         if self.flow != "evaluate":
             return ["run", "--config", self.config, *self.overrides]
         options = {"--which": self.which, "--stage": self.stage}
-        given = [word for name, value in options.items() if value for word in (name, value)]
-        return ["evaluate", "--config", self.config, *given, *self.overrides]
+        words = [word for name, value in options.items() if value for word in (name, value)]
+        return ["evaluate", "--config", self.config, *words, *self.overrides]
 
 
 def start_process(launch: Launch, run: str, settings: StudioSettings) -> subprocess.Popen[bytes]:
-    """Start a command of `trinity` in a session of its own, which outlives Studio. Raises OSError."""
+    """Start a command of `trinity` in its own session, which outlives Studio. Raises OSError."""
     folder = settings.logs_of(run)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{len([*folder.iterdir()]):04d}_{launch.flow or 'run'}.log"

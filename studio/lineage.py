@@ -46,16 +46,16 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
 def ancestors(job_dir: Path) -> list[Ancestor]:
     """The models that a run's checkpoints came from, the first one first; empty if that was not noted."""
     model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
-    found: list[Ancestor] = []
+    chain: list[Ancestor] = []
     seen: set[Path] = set()
     while isinstance(model, str):
         made_in = next((folder for folder in Path(model).parents if step_of(folder) is not None), None)
         if made_in is None or made_in.parent in seen:
-            found.append(Ancestor(model))
+            chain.append(Ancestor(model))
             break
         run = made_in.parent
         seen.add(run)
         step = step_of(made_in) or 0
-        found.append(Ancestor(model, f"{run.parent.name}/{run.name}", step, latest_scores(run).get(step)))
+        chain.append(Ancestor(model, f"{run.parent.name}/{run.name}", step, latest_scores(run).get(step)))
         model = read_meta(JobLayout(run).trainer_meta).get("model")
-    return found[::-1]
+    return chain[::-1]

@@ -56,12 +56,12 @@ def main() -> None:
 
 def admitted(token: str) -> bool:
     """True once this browser has given the token, in the page's address or in the field that asks for it."""
-    given = st.session_state.get(GIVEN) or st.query_params.get("token", "")
-    if not admits(token, given):
-        given = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")
-    if not admits(token, given):
+    attempt = st.session_state.get(GIVEN) or st.query_params.get("token", "")
+    if not admits(token, attempt):
+        attempt = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")
+    if not admits(token, attempt):
         return False
-    st.session_state[GIVEN] = given
+    st.session_state[GIVEN] = attempt
     return True
 
 

@@ -53,19 +53,19 @@ class PrefectRuns:
         until = FlowRunFilter.model_validate({"expected_start_time": {"before_": datetime.now(UTC) + SOON}})
         newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
         with api_client(self._api_url) as client:
-            found = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
+            flow_runs = client.read_flow_runs(flow_run_filter=until, sort=newest_first, limit=MOST_RUNS)
             flows = _flow_names(client)
         # A part of another run has no name of its own before its configuration has been read.
-        named = [run for run in found if not run.parent_task_run_id or run.tags]
+        named = [run for run in flow_runs if not run.parent_task_run_id or run.tags]
         return [_seen(run, flows) for run in sorted(named, key=lambda run: bool(run.parent_task_run_id))]
 
     def deployments(self, flow: str) -> dict[str, str]:
         """Deployments of a flow whose runs take one `config`: id → `flow/name`."""
         with api_client(self._api_url) as client:
             flows = _flow_names(client)
-            found = [each for each in client.read_deployments() if flows.get(each.flow_id) == flow]
-        fitting = [each for each in found if "config" in (each.parameter_openapi_schema or {}).get("properties", {})]
-        return {str(each.id): f"{flow}/{each.name}" for each in sorted(fitting, key=lambda each: each.name)}
+            of_flow = [deployment for deployment in client.read_deployments() if flows.get(deployment.flow_id) == flow]
+        fitting = [one for one in of_flow if "config" in (one.parameter_openapi_schema or {}).get("properties", {})]
+        return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
 
     def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
         """Schedule a run of a deployment at once; its id."""

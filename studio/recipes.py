@@ -43,8 +43,8 @@ class Recipe:
 
 def recipes() -> list[Recipe]:
     """All recipes: the quick start, those that need no GPU, the others."""
-    found = [_recipe(file) for file in sorted((project_files() / "configs").glob("*/[!.]*.yaml"))]
-    return sorted(found, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
+    listed = [_recipe(file) for file in sorted((project_files() / "configs").glob("*/[!.]*.yaml"))]
+    return sorted(listed, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
 
 
 def _recipe(file: Path) -> Recipe:

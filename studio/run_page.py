@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import streamlit as st
 import yaml
 
 from studio.access import TOKEN_VARIABLE
-from studio.actions import Action, hindrance, perform
+from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
 from studio.lineage import Ancestor, ancestors, checkpoints_of
 from studio.runs import Run
@@ -39,7 +40,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         st.text(run.detail)
     show_facts(run)
     show_buttons(run, settings)
-    if stages := [each for each in runs if each.parent == run.name]:
+    if stages := [stage for stage in runs if stage.parent == run.name]:
         show_stages(stages)
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
@@ -155,12 +156,16 @@ def show_curves(runs: Sequence[Run]) -> None:
         smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, width=160)
         by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True)
         is_log = st.toggle("Log scale")
-    marks = [each.step for each in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
+    marks = (
+        [checkpoint.step for checkpoint in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
+    )
     for start in range(0, len(chosen), 2):
         for column, name in zip(st.columns(2), chosen[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
                 st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
+    if marks:
+        st.caption("Dashed lines: checkpoints.")
 
 
 def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
@@ -187,9 +192,9 @@ def show_configuration(run: Run, runs: Sequence[Run]) -> None:
     if not run.files.config:
         st.info("The run has not recorded its configuration: it was started by an older release.")
         return
-    others = [each.name for each in runs if each.name != run.name and each.files.config]
+    others = [other.name for other in runs if other.name != run.name and other.files.config]
     other = st.selectbox("Difference from", ["–", *others]) if others else "–"
-    by_name = {each.name: each.files.config for each in runs}
+    by_name = {other.name: other.files.config for other in runs}
     if other in by_name:
         show_difference({run.name: run.files.config, str(other): by_name[str(other)]})
     st.code(yaml.safe_dump(dict(run.files.config), sort_keys=False, allow_unicode=True), "yaml", height=600)
@@ -221,24 +226,23 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
             show_ancestor(ancestor, settings)
             st.markdown(":material/arrow_forward:", width="content")
         show_card(run.name, "this run")
-    found = checkpoints_of(run.folder)
-    if not found:
+    checkpoints = checkpoints_of(run.folder)
+    if not checkpoints:
         st.info("No checkpoint yet: `trainer.save_interval` says after how many steps one is saved.")
         return
-    best = max((each for each in found if each.score is not None), key=lambda each: each.score or 0.0, default=None)
+    best = max((one for one in checkpoints if one.score is not None), key=lambda one: one.score or 0.0, default=None)
     st.dataframe(
         [
             {
-                "step": each.step,
-                "score": each.score,
-                "best": "★" if each is best else "",
-                "Hugging Face": "converted" if each.is_converted else "",
-                "folder": settings.shown(each.folder),
+                "step": checkpoint.step,
+                "score": score_text(checkpoint.score, None),
+                "best": "★" if checkpoint is best else "",
+                "Hugging Face": "converted" if checkpoint.is_converted else "",
+                "folder": settings.shown(checkpoint.folder),
             }
-            for each in found
+            for checkpoint in checkpoints
         ],
         hide_index=True,
-        column_config={"score": st.column_config.NumberColumn(format="%.4f")},
     )
 
 
@@ -261,10 +265,10 @@ def show_card(title: str, about: str) -> None:
 def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
     """The end of a log of the run's actors, or of a process that Studio has started."""
     logs = {
-        f"{each.name.rpartition('/')[2]}: {path.relative_to(each.folder / 'log')}": path
-        for each in {part.name: part for part in (*runs, run)}.values()
-        if each.folder is not None
-        for path in sorted((each.folder / "log").glob("**/*.log"))
+        f"{shown.name.rpartition('/')[2]}: {path.relative_to(shown.folder / 'log')}": path
+        for shown in {part.name: part for part in (*runs, run)}.values()
+        if shown.folder is not None
+        for path in sorted((shown.folder / "log").glob("**/*.log"))
     }
     logs |= {f"started by Studio: {path.name}": path for path in settings.logs_of(run.name).glob("*.log")}
     if not logs:
@@ -280,17 +284,17 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
 def show_commands(run: Run, settings: StudioSettings) -> None:
     """Commands to copy."""
     folder = shlex.quote(settings.shown(run.folder)) if run.folder is not None else ""
-    config = run.launch.config if run.launch else ""
     commands = {
         "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",
         "Look at the rollouts": f"trinity view --checkpoint-dir {folder}",
         "Account for every task": f"trinity audit --checkpoint-dir {folder}",
         "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {folder}",
     }
-    if config and run.launch:
-        file = shlex.join([settings.shown(Path(config)), *run.launch.overrides])
-        commands = {"Start or resume": f"trinity run --config {file}"} | commands
-        commands["Score the checkpoints that have no score"] = f"trinity evaluate --config {file} --which missing"
+    if run.launch:
+        launch = replace(run.launch, config=settings.shown(Path(run.launch.config)))
+        commands = {"Start or resume": shlex.join(["trinity", *launch.command])} | commands
+        evaluation = replace(launch, flow="evaluate", which=MISSING)
+        commands["Score the checkpoints that have no score"] = shlex.join(["trinity", *evaluation.command])
     for title, command in commands.items():
         st.caption(title)
         st.code(command, "sh", wrap_lines=True)

@@ -94,7 +94,13 @@ class Run:
     flow: str = ""
     parent: str = ""
     """The name of the pipeline's run."""
-    flow_run: FlowRunSeen | None = None
+    flow_runs: tuple[FlowRunSeen, ...] = ()
+    """Those of this name, the one that stands for the run first."""
+
+    @property
+    def flow_run(self) -> FlowRunSeen | None:
+        """The flow run that stands for the run; None if Prefect knows of none."""
+        return self.flow_runs[0] if self.flow_runs else None
 
     @property
     def began(self) -> datetime | None:
@@ -107,20 +113,21 @@ class Run:
 
         None if that has no configuration, or one whose secrets are masked.
         """
-        given = self.flow_run.parameters if self.flow_run is not None else {}
-        if isinstance(file := given.get("config"), str) and file:
-            return Launch(self.flow, file, tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+        parameters = self.flow_run.parameters if self.flow_run is not None else {}
+        if isinstance(file := parameters.get("config"), str) and file:
+            return Launch(self.flow, file, tuple(parameters.get("overrides") or ()), str(parameters.get("stage") or ""))
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
         return Launch(self.flow, str(config_path(self.folder)))
 
     @property
     def is_part(self) -> bool:
-        """True if what its folder records is a trainer or an explorer alone, each of which has a command of its own."""
-        known = ALGORITHMS.get(self.files.algorithm)
-        trains_alone = known is not None and not known.uses_rollouts
-        mode = value_at(self.files.config, "mode")
-        return not self.files.steps and (mode == "explore" or (mode == "train" and not trains_alone))
+        """True if what its folder records is a trainer or an explorer alone, each of which has its own command."""
+        known, mode = ALGORITHMS.get(self.files.algorithm), value_at(self.files.config, "mode")
+        source = value_at(self.files.config, "buffer.trainer_input.experience_buffer.storage_type")
+        # A plugin's algorithm is not known here, but the default of what it reads was.
+        trains_alone = source in ("file", "rollouts") if known is None else not known.uses_rollouts
+        return not self.files.steps and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
         """How long the latest attempt has taken so far; None if it has not begun."""
@@ -132,8 +139,12 @@ class Run:
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
     """All runs, the newest first, each followed by its stages."""
     folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
-    by_name = {_name_of(run): run for run in reversed(flow_runs) if run.flow not in SIDE_FLOWS}
-    runs = {name: _run(name, folders.get(name), by_name.get(name)) for name in dict.fromkeys([*folders, *by_name])}
+    by_name: dict[str, list[FlowRunSeen]] = {}
+    for seen in flow_runs:
+        if seen.flow not in SIDE_FLOWS:
+            by_name.setdefault(_name_of(seen), []).append(seen)
+    names = dict.fromkeys([*folders, *reversed(by_name)])
+    runs = {name: _run(name, folders.get(name), by_name.get(name, [])) for name in names}
     parents = {
         f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
     }
@@ -204,8 +215,8 @@ def _is_run(path: Path) -> bool:
 def _changed_at(path: Path) -> tuple[int, int]:
     if not path.exists():
         return 0, 0
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _time(seconds: float | None) -> datetime | None:
@@ -217,16 +228,16 @@ def _name_of(run: FlowRunSeen) -> str:
     return "/".join(named) if all(named) else run.title
 
 
-def _run(name: str, folder: Path | None, flow_run: FlowRunSeen | None) -> Run:
+def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:
     files = read_files(folder) if folder is not None else RunFiles()
-    state, detail = files.state, ""
-    if flow_run is not None:
+    state, detail, flow = files.state, "", ""
+    for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
         alive = not seen.is_over and state is not RunState.KILLED
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
-        detail = flow_run.message if state is seen else ""
-    return Run(name, state, folder, files, detail, flow_run.flow if flow_run is not None else "", flow_run=flow_run)
+        detail, flow = flow_run.message if state is seen else "", flow_run.flow
+    return Run(name, state, folder, files, detail, flow, flow_runs=tuple(flow_runs))
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:

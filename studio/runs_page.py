@@ -29,7 +29,7 @@ def runs_page(settings: StudioSettings) -> None:
 
 
 def draw(names: Sequence[str], settings: StudioSettings) -> None:
-    """The part that is renewed every few seconds while a run goes on."""
+    """The part that is renewed every few seconds while a run is in progress."""
     runs = known_runs(settings)
     by_name = {run.name: run for run in runs}
     missing = [name for name in names if name not in by_name]
@@ -89,7 +89,7 @@ def show_list(runs: Sequence[Run]) -> None:
     if (cells := event.selection.cells) and cells[0][1] != "state":
         st.switch_page(page_of_runs(), query_params={"run": names[cells[0][0]]})
     with above:
-        found = st.multiselect(
+        picked = st.multiselect(
             "Find runs",
             names,
             key="found",  # what is chosen stays when a run is added
@@ -97,7 +97,7 @@ def show_list(runs: Sequence[Run]) -> None:
             label_visibility="collapsed",
             width=420,
         )
-        chosen = list(dict.fromkeys([*found, *(names[row] for row in event.selection.rows)]))
+        chosen = list(dict.fromkeys([*picked, *(names[row] for row in event.selection.rows)]))
         label = f"Compare {len(chosen)} runs" if len(chosen) > 1 else "Open"
         if chosen and st.button(label, type="primary"):
             st.switch_page(page_of_runs(), query_params={"run": chosen})

@@ -54,15 +54,15 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
     parser.add_argument("--plugin-dir", default="")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=PORT)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     root = Path.cwd()
     return StudioSettings(
         root=root,
-        file=root / given.file,
-        checkpoints=root / Path(given.checkpoints).expanduser(),
+        file=root / options.file,
+        checkpoints=root / Path(options.checkpoints).expanduser(),
         state=root / ".trinity/studio",
         api_url=os.environ.get("PREFECT_API_URL", ""),
-        plugin_dir=root / Path(given.plugin_dir).expanduser() if given.plugin_dir else None,
-        host=given.host,
-        port=given.port,
+        plugin_dir=root / Path(options.plugin_dir).expanduser() if options.plugin_dir else None,
+        host=options.host,
+        port=options.port,
     )

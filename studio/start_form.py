@@ -31,23 +31,23 @@ VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 
 @st.dialog("Start a run")
 def start_dialog(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
+    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
-    """`start_form` in a dialog of its own, which a redrawn page does not close."""
-    start_form(draft, found, settings, show_runs)
+    """`start_form` in its own dialog, which a redrawn page does not close."""
+    start_form(draft, checked, settings, show_runs)
 
 
 def start_form(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
+    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Choose where the run starts; save the file, check what it names, and start it."""
-    if found.config is None:
+    if checked.config is None:
         return
     named = {
-        key: f"a run of {name} in Prefect, with this file" for key, name in deployments(settings, found.flow).items()
+        key: f"a run of {name} in Prefect, with this file" for key, name in deployments(settings, checked.flow).items()
     }
     places = named | {HERE: "a process on this machine"}
-    st.markdown(f"Flow **{found.flow}** with `{settings.shown(draft.file)}`")
+    st.markdown(f"Flow **{checked.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
     for objection in draft.objections(draft.file):
         st.warning(objection)
@@ -59,24 +59,24 @@ def start_form(
             against = refusals(draft, settings)
         if not against:
             with st.spinner("Starting …"):
-                start(Launch(found.flow, str(draft.file)), found.config, place, settings)
+                start(Launch(checked.flow, str(draft.file)), checked.config, place, settings)
     except START_FAULTS as error:
         st.error(f"It does not start: {error}")
         return
     for refusal in against:
         st.error(refusal)
     if not against:
-        show_runs(f"{found.config.project}/{found.config.name}")
+        show_runs(f"{checked.config.project}/{checked.config.name}")
 
 
 def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
     """Why a run of this configuration could not start, by `trinity validate`, which opens what it names."""
     done = with_file(["validate", "--json"], draft, settings, VALIDATE_SECONDS)
     try:
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except json.JSONDecodeError:
         return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"]
-    return [f"{each['key']}: {each['message']}" for each in found["problems"]]
+    return [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
 
 
 def measure(draft: ConfigDraft, settings: StudioSettings) -> None:
@@ -109,7 +109,7 @@ def start(launch: Launch, config: Config, place: str, settings: StudioSettings) 
 
 
 def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
-    """Deployments of the flow, id → name; none if there is no Prefect or it does not answer, which is said."""
+    """Deployments of the flow, id → name; none, with a warning, if there is no Prefect or it does not answer."""
     try:
         return deployments_at(settings.api_url, flow) if settings.api_url else {}
     except api_faults() as error:

@@ -7,8 +7,10 @@ from typing import Any, TypeVar, cast
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import CancelledRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
+from prefect.states import Cancelled, State
 
 from tasks.reports import (
     LiveReport,
@@ -23,6 +25,7 @@ from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transie
 from tasks.verdicts import ask
 from trinity_core.config import Config
 from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
+from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.stage import Request, Stage
 from trinity_core.runtime.verdicts import asks_person
 
@@ -41,13 +44,20 @@ class PrefectAdapter(Adapter):
 
     def subflow(self, request: Request, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
-        results: list[T] = []
+        results, stopped = list[T](), list[Stopped]()
 
-        def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> None:
+        def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> State[Any] | None:
             # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
             # page shows no tasks at all beside such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
-                results.append(run())
+                try:
+                    results.append(run())
+                except Stopped as error:
+                    if not is_cancelled():
+                        raise  # another attempt follows
+                    stopped.append(error)
+                    return Cancelled(message=str(error))
+            return None
 
         # By this name Prefect finds the subflow's run again when its parent flow is restarted.
         name = request.run or request.config.name
@@ -55,18 +65,29 @@ class PrefectAdapter(Adapter):
         as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
         above = flow_run.parameters
         file = request.file or str(above.get("config", ""))
-        as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
+        try:
+            as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
+        except CancelledRun:
+            raise_most_telling(stopped)
+            raise
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """As tasks in threads."""
-        futures = {
-            name: cast(
-                PrefectConcurrentFuture[Any],
-                task(name=name, cache_policy=NO_CACHE, persist_result=False)(component).submit(),
-            )
-            for name, component in components.items()
-        }
+        stopped = list[BaseException]()
+
+        def as_task(name: str, component: Callable[[], T]) -> PrefectConcurrentFuture[Any]:
+            def ended() -> T | State[Any]:
+                try:
+                    return component()
+                except Stopped as error:
+                    stopped.append(error)
+                    return Cancelled(message=str(error))
+
+            made = task(name=name, cache_policy=NO_CACHE, persist_result=False)(ended)
+            return cast(PrefectConcurrentFuture[Any], made.submit())
+
+        futures = {name: as_task(name, component) for name, component in components.items()}
         # The wrapped future holds the state; the Prefect future would need an API call for it.
         wait_for_all(
             run,
@@ -74,7 +95,8 @@ class PrefectAdapter(Adapter):
             has_failed=lambda future: not future.result().is_completed(),
         )
         results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
-        raise_most_telling([result for result in results.values() if isinstance(result, BaseException)])
+        failed = [each for each in results.values() if isinstance(each, BaseException)]
+        raise_most_telling([*stopped, *(each for each in failed if not isinstance(each, CancelledRun))])
         return results
 
     def begun_by(self) -> str:

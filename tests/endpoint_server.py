@@ -84,9 +84,9 @@ def serving(script: Callable[[int, Asked], Reply]) -> Iterator[EndpointServer]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             reply = server.reply(
-                Asked(self.path, self.headers.get("Authorization"), given, {*map(str.lower, self.headers)})
+                Asked(self.path, self.headers.get("Authorization"), body, {*map(str.lower, self.headers)})
             )
             content = (reply.body if isinstance(reply.body, str) else json.dumps(reply.body)).encode()
             self.send_response(reply.status)

@@ -61,8 +61,8 @@ def test_every_part_works_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in others:
         gpu.run_part(name, gpu.Scale(tiny=True), tmp_path)
     done = run(tmp_path, "--tiny", "--only", first)
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert done.returncode == 0 and {part["status"] for part in found.values()} == {"done"}, found
-    assert {name: keys - found[name].keys() for name, keys in PARTS.items()} == {name: set() for name in PARTS}
-    assert found["resume"]["exact"] and found["engine"]["eager"]["same_seed_same_tokens"] == 1
-    assert found["steps"]["zero2"]["metrics_after"].keys() == {"actor/pg_loss", "actor/grad_norm"}
+    reports = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert done.returncode == 0 and {part["status"] for part in reports.values()} == {"done"}, reports
+    assert {name: keys - reports[name].keys() for name, keys in PARTS.items()} == {name: set() for name in PARTS}
+    assert reports["resume"]["exact"] and reports["engine"]["eager"]["same_seed_same_tokens"] == 1
+    assert reports["steps"]["zero2"]["metrics_after"].keys() == {"actor/pg_loss", "actor/grad_norm"}

@@ -198,8 +198,8 @@ def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
     )
     rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
 
-    def tasks(*args: str, **given: str) -> str:
-        result = CliRunner().invoke(app, ["tasks", args[0], "--config", str(config), *args[1:]], **given)
+    def tasks(*args: str, **options: str) -> str:
+        result = CliRunner().invoke(app, ["tasks", args[0], "--config", str(config), *args[1:]], **options)
         return result.output if result.exit_code == 0 else f"{result.exit_code}: {result.exception}"
 
     assert "added 2 tasks to 'asked' in " in tasks("add", "--file", str(rows))

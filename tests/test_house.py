@@ -58,13 +58,13 @@ def sources() -> list[Path]:
 @functools.cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Every absolute import in a file, also those inside functions: (line, dotted name)."""
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            lines += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
-    return found
+            lines += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return lines
 
 
 def test_arrows_point_one_way() -> None:
@@ -85,7 +85,7 @@ def test_arrows_point_one_way() -> None:
 
 def module_imports(path: Path, modules: set[str]) -> set[str]:
     """Our modules that a file imports when it is imported: not inside functions, not for type checkers alone."""
-    found = set()
+    modules_ = set()
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()
@@ -95,13 +95,13 @@ def module_imports(path: Path, modules: set[str]) -> set[str]:
             waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names} & modules
+            modules_ |= {alias.name for alias in node.names} & modules
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                found |= {name if name in modules else node.module} & modules
+                modules_ |= {name if name in modules else node.module} & modules
         waiting += ast.iter_child_nodes(node)
-    return found
+    return modules_
 
 
 def test_imports_form_no_circle() -> None:
@@ -196,7 +196,7 @@ LIMITED_ELSEWHERE = {
 
 def endless_waits(source: str) -> list[int]:
     """The lines of calls that wait without a limit."""
-    found = []
+    waits = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
@@ -207,8 +207,8 @@ def endless_waits(source: str) -> list[int]:
         named = {keyword.arg for keyword in node.keywords}
         limited = name in LIMITED and (owner in ("subprocess", "ray") or name in ("urlopen", "FileLock"))
         if (name in ENDLESS and not node.args and not named) or (limited and "timeout" not in named):
-            found.append(node.lineno)
-    return found
+            waits.append(node.lineno)
+    return waits
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_what_counts_as_an_endless_wait(call: str, endless: bool) -> None:
 def test_no_wait_is_endless() -> None:
     """Whoever waits for another process must be able to say in the end who is missing."""
     lines = {path.relative_to(ROOT).as_posix(): endless_waits(path.read_text()) for path in sources()}
-    waits = {path for path, found in lines.items() if found and not path.endswith(tuple(LIMITED_ELSEWHERE))}
+    waits = {path for path, places in lines.items() if places and not path.endswith(tuple(LIMITED_ELSEWHERE))}
     assert {path: lines[path] for path in waits} == {}
 
 

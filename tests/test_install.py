@@ -107,14 +107,14 @@ def normalised(name: str) -> str:
 
 def imported(*folders: str) -> set[str]:
     """Top-level packages that Python files below `folders` import, within functions too; not the standard library."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - OURS
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - OURS
 
 
 @cache
@@ -136,8 +136,8 @@ def test_every_requirement_is_used() -> None:
 def test_every_import_is_a_direct_requirement() -> None:
     direct = distributions("core.in", "cpu.in", "gpu.in")
     extra = distributions("environments.txt", "data-juicer.txt")
-    found = {each for each in imported("trinity_core", "tasks", "flows", "studio") if not providers(each) & direct}
-    assert {each for each in found if not {name := normalised(each).replace("_", "-"), f"py-{name}"} & extra} == set()
+    unlisted = {top for top in imported("trinity_core", "tasks", "flows", "studio") if not providers(top) & direct}
+    assert {top for top in unlisted if not {name := normalised(top).replace("_", "-"), f"py-{name}"} & extra} == set()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
@@ -160,10 +160,10 @@ def test_extras_need_no_other_packages(kind: str, extra: str) -> None:
     names = distributions(extra)
     if not names <= {normalised(one.name) for one in metadata.distributions()}:
         pytest.skip(f"requirements/{extra} is not installed; make dev installs it")
-    for given in (line for name in names for line in requires(name) or ()):
-        needed = Requirement(given)
+    for line_ in (line for name in names for line in requires(name) or ()):
+        needed = Requirement(line_)
         if needed.name not in LEFT_OUT and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-            assert pins.get(normalised(needed.name), "none") in needed.specifier, given
+            assert pins.get(normalised(needed.name), "none") in needed.specifier, line_
 
 
 def test_core_imports_without_extras() -> None:

@@ -15,6 +15,7 @@ import pytest
 from annotated_types import Ge, Le
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
+from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, KLCoefficient, policy_loss
 from trinity_core.algorithms.entropy import entropy_bonus
@@ -58,14 +59,14 @@ def parameters(part: Any, key: str) -> dict[str, Any]:
     functions = [getattr(part, "function", part)]
     functions += [KLCoefficient] if "kl_" in key else []
     functions = [entropy_bonus] if "entropy" in key else functions
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for function in functions:
-        for each in inspect.signature(function).parameters.values():
-            tensor = isinstance(each.annotation, str) and each.annotation.startswith(TENSORS)
-            named = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-            if named and not tensor and each.name not in GIVEN and "checkpoint_root_dir" not in each.name:
-                found[each.name] = each.default
-    return found
+        for parameter in inspect.signature(function).parameters.values():
+            tensor = isinstance(parameter.annotation, str) and parameter.annotation.startswith(TENSORS)
+            named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if named and not tensor and parameter.name not in GIVEN and "checkpoint_root_dir" not in parameter.name:
+                by_name[parameter.name] = parameter.default
+    return by_name
 
 
 def default_of(field: FieldInfo) -> Any:
@@ -97,7 +98,7 @@ def test_checking_a_configuration_imports_no_torch() -> None:
 def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
     tree = {"mode": "train", "model": {"model_path": "m", "max_model_len": 8}}
     chosen = tree | {"algorithm": {"policy_loss_fn": "cubed", "policy_loss_fn_args": {"power": "3"}}}
-    with pytest.raises(ConfigError, match=r"policy_loss_fn: must be one of .*, not 'cubed'"):
+    with raising(ConfigError, key="algorithm.policy_loss_fn"):
         config_from_dict(chosen)
 
     @policy_loss("cubed")
@@ -106,7 +107,7 @@ def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
 
     try:
         assert config_from_dict(chosen).algorithm.policy_loss_fn_args == {"power": 3}
-        with pytest.raises(ConfigError, match=r"policy_loss_fn_args\.pover: is no argument of 'cubed'.*'power'"):
+        with raising(ConfigError, key="algorithm.policy_loss_fn_args.pover"):
             config_from_dict(chosen, ["algorithm.policy_loss_fn_args={pover: 2}"])
     finally:
         del POLICY_LOSSES["cubed"]
@@ -115,9 +116,9 @@ def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
 def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry: Registry[Any] = Registry("thing")
     registry.register("one")(parameters)
-    with pytest.raises(InputError, match="thing 'one' is registered already"):
+    with raising(InputError, key="one"):
         registry.register("one")(test_checking_a_configuration_imports_no_torch)
-    with pytest.raises(InputError, match="registered already"):
+    with raising(InputError, key="one"):
         registry.register("one")(parameters)
     monkeypatch.setattr(sys, "path", list(sys.path))
     plugin = tmp_path / "fails_at_its_end.py"
@@ -125,14 +126,14 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
     try:
         for _ in range(2):
             plugin.write_text(f"{head}raise RuntimeError('no licence')\n")
-            with pytest.raises(Exception, match="no licence"):
+            with raising(TrinityError, key=str(plugin)):
                 load_plugins(tmp_path)
         plugin.write_text(head)
         assert load_plugins(tmp_path) == ["fails_at_its_end"]
         (tmp_path / "twice.py").write_text(
             head.replace("late", "twice") + head.partition("\n")[2].replace("late", "twice")
         )
-        with pytest.raises(TrinityError, match="'twice' is registered already"):
+        with raising(TrinityError, key=str(tmp_path / "twice.py")):
             load_plugins(tmp_path)
     finally:
         for name in ("late", "twice"):
@@ -141,9 +142,9 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
 
 
 def test_parts_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(InputError, match="the policy loss 'odd' is a plain function"):
+    with raising(InputError, key="odd"):
         POLICY_LOSSES.arguments(cast(Any, parameters), "odd")
-    with pytest.raises(InputError, match="a policy loss is registered under a name"):
+    with pytest.raises(InputError):
         POLICY_LOSSES.register(cast(Any, parameters))
 
 
@@ -165,42 +166,37 @@ def scorer(
 SCORERS: Registry[Any] = Registry("scorer", inputs=("response",))
 
 
-def fitted(part: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def fitted(part: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     report = Report()
     values = fitting(SCORERS, part, "scorer", given, "args", report)
-    return values, [f"{problem.key} {problem.message} {problem.suggestion}".strip() for problem in report.problems]
+    return values, [(problem.key, problem.code) for problem in report.problems]
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("arguments", "key", "code"),
     [
-        ({"cuont": 1}, "args.cuont is no argument of 'scorer', which takes count, share, kind, words,"),
-        ({}, "args.count must be given: 'scorer' has no default for it."),
-        ({"count": "many"}, "args.count must be a whole number, not 'many'."),
-        ({"count": 1, "share": 2}, "args.share must be at least 0 and at most 1, not 2."),
-        ({"count": 1, "kind": "aa"}, "args.kind must be one of a, b, not 'aa'."),
-        ({"count": 1, "words": "x"}, "args.words must be a list, not 'x'."),
-        ({"count": 1, "limit": "x"}, "args.limit must be a number, not 'x'."),
-        ({"count": 1, "inner": 3}, "args.inner must be a section with keys, not 3."),
-        (
-            {"count": 1, "inner": {"entropy_coeff": 3}},
-            "args.inner.entropy_coeff is no argument of 'inner',",
-        ),
-        ({"count": 1, "name": "z"}, "args.name must be one of x, y, not 'z'."),
+        ({"cuont": 1}, "cuont", "unknown-argument"),
+        ({}, "count", "missing"),
+        ({"count": "many"}, "count", "wrong-type"),
+        ({"count": 1, "share": 2}, "share", "out-of-range"),
+        ({"count": 1, "kind": "aa"}, "kind", "unknown-choice"),
+        ({"count": 1, "words": "x"}, "words", "wrong-type"),
+        ({"count": 1, "limit": "x"}, "limit", "wrong-type"),
+        ({"count": 1, "inner": 3}, "inner", "wrong-type"),
+        ({"count": 1, "inner": {"entropy_coeff": 3}}, "inner.entropy_coeff", "unknown-argument"),
+        ({"count": 1, "name": "z"}, "name", "unknown-choice"),
     ],
     ids=str,
 )
-def test_arguments_that_do_not_fit_are_reported(given: dict[str, Any], problem: str) -> None:
-    values, problems = fitted(scorer, given)
-    assert len(problems) == 1 and problems[0].startswith(problem)
-    assert values == given
+def test_arguments_that_do_not_fit_are_reported(arguments: dict[str, Any], key: str, code: str) -> None:
+    assert fitted(scorer, arguments) == (arguments, [(f"args.{key}", code)])
 
 
 def test_fitting_arguments_get_their_types() -> None:
-    given = {"count": "3", "share": 1, "limit": None, "odd": [1], "amount": "any", "inner": {"entropy_coef": "0.5"}}
-    values, problems = fitted(scorer, given)
+    arguments = {"count": "3", "share": 1, "limit": None, "odd": [1], "amount": "any", "inner": {"entropy_coef": "0.5"}}
+    values, problems = fitted(scorer, arguments)
     assert not problems
-    assert values == {**given, "count": 3, "share": 1.0, "inner": {"entropy_coef": 0.5}}
+    assert values == {**arguments, "count": 3, "share": 1.0, "inner": {"entropy_coef": 0.5}}
     assert type(values["share"]) is float
 
 
@@ -229,7 +225,7 @@ def test_a_part_may_bring_a_model() -> None:
     assert not report.problems
     fitting(registry, Limits, "limits", {"low": 2}, "args", report)
     (problem,) = report.problems
-    assert problem.key == "args" and "low must not be above high" in problem.message
+    assert (problem.key, problem.code) == ("args", "invalid")
 
 
 def test_names_of_arguments_may_be_those_of_pydantic() -> None:
@@ -246,13 +242,13 @@ def test_names_of_arguments_may_be_those_of_pydantic() -> None:
 
     values, problems = fitted(shaped, {"model_config": {"a": 1}, "size": "x"})
     assert values["model_config"] == {"a": 1}
-    assert problems == ["args.size must be a whole number, not 'x'."]
+    assert problems == [("args.size", "wrong-type")]
 
 
 def test_choices_may_be_numbers() -> None:
     def scaled(bits: Literal[4, 8] = 8) -> None: ...
 
-    assert fitted(scaled, {"bits": 3})[1] == ["args.bits must be one of 4, 8, not 3."]
+    assert fitted(scaled, {"bits": 3})[1] == [("args.bits", "unknown-choice")]
 
 
 def test_a_workflow_need_not_derive_from_the_base_class() -> None:

@@ -64,7 +64,7 @@ def test_a_process_ends_with_another_that_is_killed() -> None:
     assert parent.stdout is not None
     numbers = re.findall(r"\d+", parent.stdout.readline())
     both = [psutil.Process(int(number)) for number in numbers]
-    assert len(both) == 2 and all(each.is_running() for each in both)
+    assert len(both) == 2 and all(process.is_running() for process in both)
     parent.kill()
     parent.wait(10)
     assert not psutil.wait_procs(both, timeout=20)[1]

@@ -37,7 +37,7 @@ def interface_of(address: str) -> str | None:
 def reserve_port(address: str = LOOPBACK) -> socket.socket:
     """A socket that holds a free port of that interface: `getsockname()` is the address and the port.
 
-    As long as it is open, the system gives the port to nobody who asks for any free one, and a server that sets
+    As long as it is open, the system gives the port to no process that asks for any free one, and a server that sets
     SO_REUSEADDR (as those of asyncio, uvicorn, torch, vLLM and Ray do) can listen there. A port that is only looked up
     may be taken by another process before its server binds it.
     """
@@ -69,7 +69,7 @@ def in_words(process: psutil.Process | None) -> str:
 def is_orphan(process: psutil.Process) -> bool:
     """Whether it is an actor of a run that was killed: Ray's own processes end it within a minute."""
     try:
-        above = [each.name() for each in process.parents() if each.pid != 1]
+        above = [parent.name() for parent in process.parents() if parent.pid != 1]
         return process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and set(above) <= WITHOUT_RUN
     except psutil.NoSuchProcess:
         return True

@@ -106,9 +106,10 @@ def number(value: Any) -> Any:
 
 
 def described(raised: BaseException) -> dict[str, Any]:
-    """An exception as a reply: its text, the names of its class and of that class's bases, a module that is missing."""
+    """An exception as a reply: its text, the names of its classes, a TrinityError's key, a module that is missing."""
     missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
-    return {"error": str(raised), "kinds": [kind.__name__ for kind in type(raised).__mro__], "missing": missing}
+    kinds, key = [kind.__name__ for kind in type(raised).__mro__], getattr(raised, "key", "")
+    return {"error": str(raised), "kinds": kinds, "key": str(key), "missing": missing}
 
 
 def main() -> None:

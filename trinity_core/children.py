@@ -1,4 +1,4 @@
-"""Child processes. A `Child` is any command, a `Worker` an object in a process of its own that answers calls.
+"""Child processes. A `Child` is any command, a `Worker` an object in a separate process that answers calls.
 
 Each is killed with all that it started, daemons included, and none outlives this process, even one that is killed, by
 more than a few seconds: `guardian.py` sees to it. Both rest on a variable in the environment of every child, which
@@ -46,7 +46,7 @@ def ending(returncode: int | None) -> str:
     """How a process ended: its exit code, or the signal that ended it."""
     if returncode is None or returncode >= 0:
         return f"exit code {returncode}"
-    names = {each.value: each.name for each in signal.Signals}
+    names = {member.value: member.name for member in signal.Signals}
     return f"signal {-returncode} ({names.get(-returncode, 'unknown')})"
 
 
@@ -63,11 +63,13 @@ class NoAnswer(Exception):
 
 
 class CallFailed(Exception):
-    """What was called in a worker raised an exception; the worker goes on."""
+    """What was called in a worker raised an exception; the worker keeps running."""
 
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.kinds: Sequence[str] = reply["kinds"]
         """Names of the exception's class and of its bases."""
+        self.key: str = reply["key"]
+        """A TrinityError's."""
         self.missing: str | None = reply["missing"]
         """The module that could not be imported."""
         text = str(reply["error"])
@@ -80,7 +82,7 @@ class CallFailed(Exception):
 
 
 class Child:
-    """A command as a process with a session of its own.
+    """A command as a process with its own session.
 
     `environment`: all its variables, by default ours. `descriptors` are passed on. With `keep_output`, its standard
     output and error go to a file that `output` reads. Raises OSError if the command does not start.
@@ -143,7 +145,7 @@ class Child:
         if hidden:
             pattern = re.compile(b"|".join(map(re.escape, hidden)))
             cut = next(
-                (each.start() for each in pattern.finditer(written) if each.start() < before < each.end()), before
+                (match.start() for match in pattern.finditer(written) if match.start() < before < match.end()), before
             )
             written, before = pattern.sub(b"***", written[cut:]), 0
         return written[before:].decode(errors="replace").strip()
@@ -154,7 +156,7 @@ class Child:
 
 
 class Worker(Child):
-    """An object of a class in a process of its own. It belongs to one thread at a time; `make` comes first.
+    """An object of a class in a separate process. It belongs to one thread at a time; `make` comes first.
 
     `target` names the class as `package.module:Class` or `file.py:Class`. With another `python` than ours the class
     must not need this project. `most_bytes` limits a reply.
@@ -245,7 +247,7 @@ def start_detached(
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; its output is appended to `log`. Raises OSError.
+    """Start a command in its own session; its output is appended to `log`. Raises OSError.
 
     It outlives this process, or else gets SIGTERM when this process ends. `environment`: all its variables, by default
     ours. `descriptors` are passed on.

@@ -64,9 +64,9 @@ def tiny(
     from trinity_core.data.tiny import TinySize, make_tiny
 
     shape = TinySize(hidden_size=size, intermediate_size=3 * size, layers=layers, heads=heads)
-    made = make_tiny(out, seed, train, test, sft, shape, count_dpo=dpo)
-    rows = ", ".join(f"{count} {split}" for split, count in made.rows.items())
-    typer.echo(f"model  {made.model}  ({made.parameters:,} parameters)\ndata   {made.data}  ({rows} rows)")
+    tiny = make_tiny(out, seed, train, test, sft, shape, count_dpo=dpo)
+    rows = ", ".join(f"{count} {split}" for split, count in tiny.rows.items())
+    typer.echo(f"model  {tiny.model}  ({tiny.parameters:,} parameters)\ndata   {tiny.data}  ({rows} rows)")
 
 
 @app.command()
@@ -216,7 +216,7 @@ def audit(
     from trinity_core.runtime.audit import accounts_for_all, audit_json, audit_runs, audit_text
 
     audits = audit_runs(checkpoint_dir, config, overrides or [], store)
-    typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*each) for each in audits.items()))
+    typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*pair) for pair in audits.items()))
     if not accounts_for_all(audits):
         raise typer.Exit(1)
 
@@ -304,12 +304,12 @@ def check_data(
         with RunModels(stage) as models:
             reports[stage.name] = inspect(with_curated_tasks(stage, models), examples, read_answers)
     if json:
-        typer.echo(dumps({name: [each.to_dict() for each in found] for name, found in reports.items()}, indent=2))
+        typer.echo(dumps({name: [report.to_dict() for report in listed] for name, listed in reports.items()}, indent=2))
     else:
-        for name, found in reports.items():
-            text = "\n\n".join(report_text(each, colour) for each in found) or "no data set is read"
+        for name, listed in reports.items():
+            text = "\n\n".join(report_text(report, colour) for report in listed) or "no data set is read"
             typer.echo(f"{name}\n\n{text}\n", color=colour)
-    if any(each.problem for found in reports.values() for each in found):
+    if any(report.problem for listed in reports.values() for report in listed):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Whether torch can compile on the CPU, and goes on after a compiler that was killed: asked before a compilation."""
+"""Checks before a compilation that torch can compile on the CPU, and recovers from a killed compiler."""
 
 from __future__ import annotations
 

@@ -13,13 +13,18 @@ class TrinityError(Exception):
     A message names the key, file, line or actor concerned. It survives pickling, so Ray and Prefect pass it on whole.
     """
 
+    def __init__(self, *args: object, key: str = "") -> None:
+        """`key`: the configuration key, argument, column, tensor, name or file at fault, for programs to read."""
+        super().__init__(*args)
+        self.key = key
+
 
 class DataError(TrinityError):
     """A data set, a row of it or a checkpoint cannot be used as it is."""
 
 
 class InputError(TrinityError, ValueError):
-    """What was given to a part cannot be used: a missing or misshapen tensor, a NaN, an unknown name or argument."""
+    """An argument cannot be used: a missing or misshapen tensor, a NaN, an unknown name."""
 
 
 class RewardError(TrinityError):
@@ -48,7 +53,7 @@ class TransientFault(Exception):
 
 @contextmanager
 def on_failure(undo: Callable[[], object]) -> Iterator[None]:
-    """Call `undo` if the block raises anything, a cancellation or SystemExit included; the error goes on."""
+    """Call `undo` if the block raises anything, a cancellation or SystemExit included, and re-raise it."""
     try:
         yield
     except BaseException:

@@ -23,7 +23,7 @@ TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
 
 ROOM_SECONDS, ROOM_PAUSE = 1200.0, 1.0
-"""For somebody to free space on a full disk, which is less than others wait for the process that writes
+"""For a person to free space on a full disk, which is less than others wait for the process that writes
 (`max_read_timeout`); and between two attempts to write."""
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
 """In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
@@ -136,13 +136,13 @@ def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file is missing or, with a warning, damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        content = None
+    if isinstance(content, dict):
+        return content
     log.warning("%s is damaged and is taken as missing; remove it", path)
     return None
 

@@ -1,4 +1,4 @@
-"""Ends the children of a process that has died. Run as a script of its own by `children.py`, which names the process by
+"""Ends the children of a process that has died. Run as a script by `children.py`, which names the process by
 a descriptor (`os.pidfd_open`) and its children by a variable that they have in their environment:
 
     python -I -S guardian.py DESCRIPTOR VARIABLE

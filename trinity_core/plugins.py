@@ -28,7 +28,7 @@ def load_plugins(folder: str | Path | None) -> list[str]:
         return []
     root = expanded(folder).absolute()
     if not root.is_dir():
-        raise TrinityError(f"the plugin folder {root} does not exist")
+        raise TrinityError(f"the plugin folder {root} does not exist", key="plugin_dir")
     if _wants_upstream(root):
         importlib.import_module("trinity_core.compat").answer_imports(root)
     if str(root) not in sys.path:
@@ -39,8 +39,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
 
 def python_files(root: Path, *patterns: str) -> list[Path]:
     """The Python files of a folder by name, without the links to nowhere that an editor keeps for an unsaved file."""
-    found = {file for pattern in patterns for file in root.glob(pattern)}
-    return sorted(file for file in found if file.name[0] != "." and file.is_file())
+    files = {file for pattern in patterns for file in root.glob(pattern)}
+    return sorted(file for file in files if file.name[0] != "." and file.is_file())
 
 
 def _is_upstream(root: Path) -> bool:
@@ -65,12 +65,16 @@ def _load(file: Path) -> str:
     """Import one file under its own name, which a dotted path can then use too."""
     name = file.stem
     if name in OURS:
-        raise TrinityError(f"the plugin {file} has the name of a package of this project, {name}; rename it")
+        raise TrinityError(
+            f"the plugin {file} has the name of a package of this project, {name}; rename it", key=str(file)
+        )
     known = sys.modules.get(name)
     if known is not None:
         if known.__file__ and Path(known.__file__).resolve() == file.resolve():
             return name
-        raise TrinityError(f"the plugin {file} has the name of another module, {known.__file__ or name}; rename it")
+        raise TrinityError(
+            f"the plugin {file} has the name of another module, {known.__file__ or name}; rename it", key=str(file)
+        )
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -79,5 +83,7 @@ def _load(file: Path) -> str:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TrinityError(f"the plugin {file} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise TrinityError(
+            f"the plugin {file} cannot be loaded: {type(error).__name__}: {error}", key=str(file)
+        ) from error
     return name

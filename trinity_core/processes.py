@@ -105,7 +105,7 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = No
 def start_mark(pid: int) -> str:
     """What tells a process from a later one with its id: the boot, and the clock ticks from it to the process's start.
 
-    Unlike a start time, it does not change when somebody sets the machine's clock. "" where the system has no /proc.
+    Unlike a start time, it does not change when the machine's clock is set. "" where the system has no /proc.
     Raises psutil.NoSuchProcess.
     """
     try:
@@ -157,12 +157,12 @@ def _scheduled(pid: int) -> tuple[int, int]:
 
 def families(names: Sequence[str]) -> list[psutil.Process]:
     """Our children with one of these names, each with all its descendants."""
-    found = []
+    members = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if child.name() in names:
-                found += family(child)
-    return found
+                members += family(child)
+    return members
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:

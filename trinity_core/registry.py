@@ -85,7 +85,7 @@ class Registry(dict[str, T]):
             module = _module_of(part)
             again = name in self and _same_source(self[name], part) and self._modules.get(name) is not module
             if name in self and not again:
-                raise InputError(f"the {self.kind} '{name}' is registered already; choose another name")
+                raise InputError(f"the {self.kind} '{name}' is registered already; choose another name", key=name)
             self[name], self._modules[name] = part, module
             return part
 
@@ -101,7 +101,9 @@ class Registry(dict[str, T]):
         more = f", and more with plugin_dir: {self._recipe}" if self._recipe else ""
         hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self)) or 'none'}{more}."
         raise InputError(
-            f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
+            f"there is no {self.kind} '{name}'; {hint} "
+            "Your own is found through --plugin-dir or as package.module.Name",
+            key=name,
         )
 
     def is_imported(self, name: str) -> bool:
@@ -109,12 +111,12 @@ class Registry(dict[str, T]):
         return name not in self and ("." in name or name in self.elsewhere)
 
     def uses(self, name: str, value: str) -> bool:
-        """Whether the part of that name takes this input; False where there is no such part."""
+        """Whether the part of that name takes this input; False for an unknown name."""
         try:
             part = self.resolve(name)
         except TrinityError:  # validation names it
             return False
-        return any(value in inspect.signature(each).parameters for each in self._called(part))
+        return any(value in inspect.signature(function).parameters for function in self._called(part))
 
     def arguments(self, part: T, name: str) -> type[BaseModel] | None:
         """The model of the arguments that this part takes; None where it takes any, or has no signature to ask.
@@ -128,7 +130,9 @@ class Registry(dict[str, T]):
             functions = self._called(part)
         except AttributeError:
             plain = type(part).__name__
-            raise InputError(f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind") from None
+            raise InputError(
+                f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind", key=name
+            ) from None
         self._models[name] = (part, arguments_model(name, functions, self.inputs, self._leading))
         return self._models[name][1]
 
@@ -141,13 +145,15 @@ class Registry(dict[str, T]):
         try:
             module = vars(importlib.import_module(module_name))
         except ImportError as error:
-            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}") from error
+            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}", key=path) from error
         except (Exception, SystemExit) as error:  # a script may parse the arguments of `trinity` as its own
-            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}") from error
+            raise TrinityError(
+                f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}", key=path
+            ) from error
         if attribute not in module:
-            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'")
-        found: T = module[attribute]
-        return found
+            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'", key=path)
+        part: T = module[attribute]
+        return part
 
 
 def register(registry: Registry[T], name: str) -> Callable[[T], T]:
@@ -158,8 +164,8 @@ def register(registry: Registry[T], name: str) -> Callable[[T], T]:
 def registry_of(key: str) -> Registry[Any]:
     """The registry of the names at a key of a configuration (see `HOMES`), with all built-in parts in it."""
     module, _, name = HOMES[key].partition(":")
-    found: Registry[Any] = vars(importlib.import_module(module))[name]
-    return found
+    registry: Registry[Any] = vars(importlib.import_module(module))[name]
+    return registry
 
 
 def _module_of(part: Any) -> ModuleType | None:

@@ -69,15 +69,15 @@ def arguments_model(
             parameters = list(inspect.signature(function).parameters.values())[leading:]
         except (TypeError, ValueError):
             return None
-        if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):
+        if any(one.kind is one.VAR_KEYWORD and not one.name.startswith("_") for one in parameters):
             bases = (_Open, *(base for base in bases if base is not Arguments))
-        for each in parameters:
-            named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-            if named and each.name == "model_config":  # pydantic's own, so that no field can have the name
+        for parameter in parameters:
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if named and parameter.name == "model_config":  # pydantic's own, so that no field can have the name
                 bases = (_Open, *(base for base in bases if base is not Arguments))
-            elif named and each.name not in inputs and not each.name.startswith("_"):
-                default = ... if each.default is each.empty else each.default
-                fields[each.name] = (_kind(function, each), default)
+            elif named and parameter.name not in inputs and not parameter.name.startswith("_"):
+                default = ... if parameter.default is parameter.empty else parameter.default
+                fields[parameter.name] = (_kind(function, parameter), default)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
         return create_model(name, __base__=bases, **fields)
@@ -143,7 +143,9 @@ def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> Non
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
         known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
-        raise InputError(f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}")
+        raise InputError(
+            f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}", key=min(unknown)
+        )
 
 
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
@@ -153,8 +155,8 @@ def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Map
     """
     refuse_unknown(function, args)
     parameters = inspect.signature(function).parameters
-    given = {name: value for name, value in inputs.items() if name in parameters and value is not None} | dict(args)
+    values = {name: value for name, value in inputs.items() if name in parameters and value is not None} | dict(args)
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-    if missing := required - set(given):
-        raise InputError(f"{function.__name__} needs {', '.join(sorted(missing))}")
-    return function(**given)
+    if missing := required - set(values):
+        raise InputError(f"{function.__name__} needs {', '.join(sorted(missing))}", key=min(missing))
+    return function(**values)

@@ -1,7 +1,7 @@
 """Threads that do not hold up the end of their process.
 
 Python waits at exit for every thread of a `ThreadPoolExecutor`. In an actor whose cluster is gone such a thread may
-wait for work, for weights or for somebody's server, and the process would stay for ever.
+wait for work, for weights or for another server, and the process would stay for ever.
 
 `Bridge` calls coroutines of another thread's event loop.
 """
@@ -28,7 +28,7 @@ Loop = asyncio.AbstractEventLoop
 
 
 class DaemonThreads(Executor):
-    """An executor that gives every call a daemon thread of its own. Its users bound how many there are at once."""
+    """An executor that gives every call its own daemon thread. Its users bound how many there are at once."""
 
     def __init__(self, name: str) -> None:
         self.name = name

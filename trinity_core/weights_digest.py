@@ -47,8 +47,8 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / index).is_file():
             named: dict[str, Any] = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return sorted({folder / str(name) for name in named.values()})
-        if found := sorted(folder.glob(pattern)):
-            return found
+        if files := sorted(folder.glob(pattern)):
+            return files
     return []
 
 

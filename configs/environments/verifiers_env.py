@@ -25,6 +25,7 @@ Told = tuple[str, float, bool, dict[str, Any]]
 PLAYED: ContextVar[Verifiers] = ContextVar("PLAYED")
 ENDLESS = 1000
 """Tasks used of a task set that never ends."""
+TOKENS = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -51,6 +52,11 @@ class Verifiers:
         self.playing: asyncio.Task[Told] | None = None
         if len(agents) != 1:
             raise ValueError(f"{env_id} has the agents {', '.join(agents)}: only one can be played")
+        limits = [f"{name}.{limit}" for name, agent in agents.items() for limit in TOKENS if getattr(agent, limit)]
+        if limits:
+            raise ValueError(
+                f"{env_id} has {', '.join(limits)}, but actions are text: use max_response_tokens, max_turns"
+            )
         if not self.tasks:
             raise ValueError(f"{env_id} has no tasks")
 

@@ -25,7 +25,7 @@ class Take(Action):
 
 
 class Heap(Observation):
-    """What the policy is told."""
+    """The observation's text."""
 
     text: str = ""
 

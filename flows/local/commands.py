@@ -73,6 +73,7 @@ def up(
             served = _start_missing(root, state, pages, say, since, restarts)
             on_failure.pop_all()
     for page in served:
+        page.meanwhile()
         wait_for_page(root, page, state.named(page.name)[0], say)
     _warn_of_another_server(state.api_url, say)
     return state

@@ -99,7 +99,7 @@ class PrefectConnection:
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:
-    """False for Prefect's lines "View at …": a temporary server is gone when somebody follows them."""
+    """False for Prefect's lines "View at …": a temporary server is gone when a user follows them."""
     return not record.getMessage().startswith("View at ")
 
 
@@ -115,7 +115,7 @@ def require_nobody_asked(config: Config) -> None:
 def known_server(root: Path | None) -> str | None:
     """Prefect's API that PREFECT_API_URL names, or else that of `trinity up` here; None without either.
 
-    Raises TrinityError if nobody answers at PREFECT_API_URL.
+    Raises TrinityError if no server answers at PREFECT_API_URL.
     """
     api_url = os.environ.get("PREFECT_API_URL")
     if not api_url:

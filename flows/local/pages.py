@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from flows.local.server import Process, UpState, answers, log_file, prefect_envi
 from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
-from trinity_core.tracking.mlflow_writer import default_uri, fault_of
+from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of
 from trinity_core.waits import poll
 
 MLFLOW_PORT, STUDIO_PORT = 5000, 4220
@@ -42,6 +43,8 @@ class Page:
     """The path that people open first."""
     notes: Mapping[Path, str] = field(default_factory=dict)
     """Files that hold the page's address while it is served → the URI of the store that it shows, or ""."""
+    meanwhile: Callable[[], None] = lambda: None
+    """What is done while it starts."""
     unfit: str = ""
     """Why it cannot be served; empty if it can."""
 
@@ -59,15 +62,17 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
     notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
     return Page(
-        "mlflow", "MLflow", port, command, "/health", "/#/experiments?workflowType=machine_learning", notes, unfit
-    )
+        "mlflow", "MLflow", port, command, "/health", "/#/experiments?workflowType=machine_learning", notes,
+        unfit=unfit,
+    )  # fmt: skip
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
     """Studio with the same runs, of which each has links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
-    notes = {page_note(_checkpoints(root), "studio"): ""}
-    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", notes)
+    checkpoints = _checkpoints(root)
+    notes, describe = {page_note(checkpoints, "studio"): ""}, partial(describe_runs, checkpoints)
+    return Page("studio", "Studio", port, command, "/_stcore/health", "/runs", notes, describe)
 
 
 def _checkpoints(root: Path) -> Path:

@@ -26,7 +26,7 @@ END_SECONDS = 45.0
 """Time for a run to save and end: its trainer has 20 s, then Ray's processes end."""
 CLOCK_SECONDS = 2.0
 """Tolerance between the clocks of the database and of a process's start time."""
-TAKEN = {
+TAKEN: dict[str, Any] = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
     "name": {"any_": ["AwaitingRetry"]},
@@ -40,7 +40,7 @@ def worker_name(root: Path) -> str:
 
 
 def start_worker(root: Path, api_url: str) -> Process:
-    """Start Prefect's worker for processes, in a session of its own."""
+    """Start Prefect's worker for processes, in its own session."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}
@@ -138,12 +138,16 @@ def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, m
             now = client.read_flow_run(run.id).state
             if now is None or not now.is_final() or (now.is_crashed() and state == "Cancelled"):
                 client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
-        runs = unfinished_subflows(client, runs)
+        runs = unfinished_subflows(client, runs, with_crashed=state == "Cancelled")
 
 
-def unfinished_subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
-    """The runs of subflows of these runs that have not ended."""
-    return _runs(client, state=TAKEN, parent_flow_run_id={"any_": [run.id for run in runs]})
+def unfinished_subflows(
+    client: SyncPrefectClient, runs: Sequence[FlowRun], with_crashed: bool = False
+) -> list[FlowRun]:
+    """The runs of subflows of these runs that have not ended, or that have crashed."""
+    kinds = [*TAKEN["type"]["any_"], "CRASHED"] if with_crashed else TAKEN["type"]["any_"]
+    wanted = TAKEN | {"type": {"any_": kinds}}
+    return _runs(client, state=wanted, parent_flow_run_id={"any_": [run.id for run in runs]})
 
 
 def _runs(client: SyncPrefectClient, pool: dict[str, Any] | None = None, **conditions: Any) -> list[FlowRun]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, groups_with_variance, overlong_penalty
 
@@ -75,13 +76,13 @@ def test_by_hand(name, args, expected):
 )
 def test_a_rollout_of_several_rows_counts_once(name, args, expected):
     """Three rollouts with the rewards 1, 0, 0, the first of three rows: the mean is 1/3, not 3/5."""
-    given = {"rewards": torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), "mask": torch.ones(5, 1, dtype=torch.bool)}
+    inputs = {"rewards": torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), "mask": torch.ones(5, 1, dtype=torch.bool)}
     rollouts = ["0", "0", "0", "1", "2"]
-    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 5, rollout_ids=rollouts, **given, **args)
+    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 5, rollout_ids=rollouts, **inputs, **args)
     assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert metrics["group_advantages/reward_mean"] == pytest.approx(1 / 3)
     order = [3, 0, 4, 1, 2]  # rows of a rollout need not be adjacent, and groups have rollouts of the same name
-    mixed = {key: torch.cat([value[order], value]) for key, value in given.items()}
+    mixed = {key: torch.cat([value[order], value]) for key, value in inputs.items()}
     groups, ids = ["t"] * 5 + ["u"] * 5, [rollouts[i] for i in order] + rollouts
     again, _ = ADVANTAGES[name](group_ids=groups, rollout_ids=ids, **mixed, **args)
     if args.get("std_cal_level") != "batch":
@@ -114,8 +115,8 @@ M = 7 / 12
     ],
 )
 def test_each_row_has_its_rollouts_advantage(name, args, won, lost):
-    given = {"rewards": torch.tensor([0.25, 0.5, 1.0, 0, 0, 0]), "mask": torch.ones(6, 1, dtype=torch.bool)}
-    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 6, rollout_ids=[0, 0, 0, 1, 1, 1], **given, **args)
+    inputs = {"rewards": torch.tensor([0.25, 0.5, 1.0, 0, 0, 0]), "mask": torch.ones(6, 1, dtype=torch.bool)}
+    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 6, rollout_ids=[0, 0, 0, 1, 1, 1], **inputs, **args)
     assert advantages[:, 0].tolist() == pytest.approx([won] * 3 + [lost] * 3, abs=1e-6)
     assert metrics["group_advantages/reward_mean"] == pytest.approx(M / 2)
     assert metrics["group_advantages/reward_std"] == pytest.approx(M / 2**0.5)
@@ -133,17 +134,17 @@ def test_equal_rollouts_of_unequal_turns_have_no_advantage(name):
 
 def test_overlong_penalty_counts_sampled_tokens_of_masked_rows():
     mask = torch.tensor([[False] * 4, [True] + [False] * 3])
-    given = {"rewards": torch.tensor([1.0, 1.0]), "mask": mask, "group_ids": ["t"] * 2, "epsilon": 0.0}
+    inputs = {"rewards": torch.tensor([1.0, 1.0]), "mask": mask, "group_ids": ["t"] * 2, "epsilon": 0.0}
     overlong = {"max_length": 4, "cache_length": 2}
-    advantages, _ = ADVANTAGES["grpo"](lengths=torch.tensor([4, 1]), overlong=overlong, **given)
+    advantages, _ = ADVANTAGES["grpo"](lengths=torch.tensor([4, 1]), overlong=overlong, **inputs)
     assert advantages[1, 0] == pytest.approx(0.5**0.5)  # rewards 0 and 1
 
 
 def test_step_wise_grpo_subtracts_penalties_of_all_turns():
-    given = {"mask": torch.ones(4, 1, dtype=torch.bool), "group_ids": ["t"] * 4, "run_ids": [0, 0, 1, 1]}
+    inputs = {"mask": torch.ones(4, 1, dtype=torch.bool), "group_ids": ["t"] * 4, "run_ids": [0, 0, 1, 1]}
     penalties = torch.tensor([4.0, 1.0, 0.0, 2.0])
     rewards = torch.tensor([0.0, 1.0, 0.0, 1.0]) - penalties
-    advantages, _ = ADVANTAGES["step_wise_grpo"](rewards=rewards, penalties=penalties, std_normalize=False, **given)
+    advantages, _ = ADVANTAGES["step_wise_grpo"](rewards=rewards, penalties=penalties, std_normalize=False, **inputs)
     assert advantages[:, 0].tolist() == pytest.approx([-1.5, -1.5, 1.5, 1.5])  # runs: 1 - 5, 1 - 2
 
 
@@ -220,7 +221,7 @@ def test_step_wise_grpo_of_one_turn_equals_grpo():
     plain, _ = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=mask)
     stepped, _ = ADVANTAGES["step_wise_grpo"](rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0, 1, 2, 0, 1, 0, 2])
     assert torch.allclose(plain, stepped, atol=1e-7)
-    with pytest.raises(InputError, match="same turn"):
+    with raising(InputError, key="turns"):
         ADVANTAGES["step_wise_grpo"](
             rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0] * 7, turns=torch.zeros(7, dtype=torch.long)
         )
@@ -231,7 +232,7 @@ def test_overlong_penalty_by_hand():
     got = overlong_penalty(torch.tensor([1, 6, 7, 8, 10, 50]), max_length=10, cache_length=4)
     assert got.tolist() == [0, 0, -0.25, -0.5, -1, -1]
     assert overlong_penalty(torch.tensor([50]), 10, 4, factor=0.5).item() == -0.5
-    with pytest.raises(InputError, match="cache_length"):
+    with raising(InputError, key="cache_length"):
         overlong_penalty(torch.tensor([1]), 10, 11)
 
 
@@ -272,9 +273,9 @@ def test_degenerate_groups(name):
 def test_what_cannot_be_used_is_refused(name):
     with pytest.raises(InputError, match="row 1 is nan"):
         ADVANTAGES[name](rewards=torch.tensor([0.0, float("nan")]), group_ids=[0, 0], mask=MASK[:2])
-    with pytest.raises(InputError, match="group_ids"):
+    with raising(InputError, key="group_ids"):
         ADVANTAGES[name](rewards=REWARDS, group_ids=[0], mask=MASK)
-    with pytest.raises(InputError, match="rows"):
+    with raising(InputError, key="mask"):
         ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK[:3])
 
 

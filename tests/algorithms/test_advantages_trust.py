@@ -45,18 +45,18 @@ def test_m2po_drops_the_largest_until_the_mean_square_fits(seed, threshold):
         del left[max(left, key=left.__getitem__)]
     for b, t in clippable.keys() - left.keys():
         expected[b, t] = 0.0
-    found, metrics = ADVANTAGES["m2po"](
+    advantages, metrics = ADVANTAGES["m2po"](
         **GROUPS, mask=mask, old_logprobs=old, rollout_logprobs=rollout, m2_threshold=threshold
     )
-    assert torch.equal(found, expected)
+    assert torch.equal(advantages, expected)
     assert metrics["m2po/masked"] == pytest.approx((len(clippable) - len(left)) / int(mask.sum()))
     assert metrics["m2po/second_moment_kept"] <= threshold + 1e-12
 
 
 def test_m2po_of_the_sampling_policy_is_grpo():
     old, _, _, mask = batch(1)
-    found, metrics = ADVANTAGES["m2po"](**GROUPS, mask=mask, old_logprobs=old, rollout_logprobs=old)
-    assert torch.equal(found, plain(mask)) and metrics["m2po/masked"] == metrics["m2po/second_moment"] == 0
+    advantages, metrics = ADVANTAGES["m2po"](**GROUPS, mask=mask, old_logprobs=old, rollout_logprobs=old)
+    assert torch.equal(advantages, plain(mask)) and metrics["m2po/masked"] == metrics["m2po/second_moment"] == 0
 
 
 @settings(max_examples=30)
@@ -71,8 +71,8 @@ def test_clipb_drops_negative_tokens_far_below_the_mean_signal(seed, mu):
     dropped = [place for place, value in signal.items() if value < low and float(expected[place]) < 0]
     for place in dropped:
         expected[place] = 0.0
-    found, metrics = ADVANTAGES["clipb"](**GROUPS, mask=mask, old_logprobs=old, entropies=entropies, mu=mu)
-    assert torch.equal(found, expected)
+    advantages, metrics = ADVANTAGES["clipb"](**GROUPS, mask=mask, old_logprobs=old, entropies=entropies, mu=mu)
+    assert torch.equal(advantages, expected)
     assert metrics["clipb/masked"] == pytest.approx(len(dropped) / len(signal))
 
 
@@ -123,9 +123,9 @@ def test_jsd_leads_to_the_teacher(share):
 
 def test_jsd_prefers_what_the_teacher_prefers():
     student, teacher, _, mask = batch(1)
-    found, _ = ADVANTAGES["jsd"](mask=mask, teacher_logprobs=teacher, old_logprobs=student)
-    assert torch.equal(found.sign(), ((teacher - student).sign() * mask).to(found.dtype))
-    assert float(found.min()) >= 0.5 * math.log(0.5)
+    advantages, _ = ADVANTAGES["jsd"](mask=mask, teacher_logprobs=teacher, old_logprobs=student)
+    assert torch.equal(advantages.sign(), ((teacher - student).sign() * mask).to(advantages.dtype))
+    assert float(advantages.min()) >= 0.5 * math.log(0.5)
 
 
 @pytest.mark.parametrize(

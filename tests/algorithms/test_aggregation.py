@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from raising import raising
 
 from trinity_core.algorithms import AGGREGATIONS, InputError, aggregation
 
@@ -45,21 +46,19 @@ def test_nan_at_action_token_is_reported_with_its_position(name):
 
 def test_mask_may_be_integer_but_not_one_dimensional():
     assert AGGREGATIONS["token-mean"](VALUES, MASK.int()).item() == pytest.approx(2)
-    with pytest.raises(InputError, match=r"\[B, T\]"):
+    with raising(InputError, key="mask"):
         AGGREGATIONS["token-mean"](VALUES[0], MASK[0])
 
 
 def test_a_length_must_be_positive():
-    with pytest.raises(InputError, match="positive"):
+    with raising(InputError, key="normalizer"):
         AGGREGATIONS["seq-mean-token-sum-norm"](VALUES, MASK, normalizer=0)
 
 
-def test_module_adds_parts_but_cannot_replace_one():
+def test_module_adds_a_part():
     @aggregation("token-max-weight")
     def mine(mask):
         return mask.double()
 
     assert AGGREGATIONS["token-max-weight"](VALUES, MASK).item() == 6
-    with pytest.raises(InputError, match="registered already"):
-        aggregation("token-mean")(lambda mask: mask)
     del AGGREGATIONS["token-max-weight"]

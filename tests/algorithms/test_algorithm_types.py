@@ -78,7 +78,7 @@ def test_a_module_registers_its_own_type_once(monkeypatch):
     mine = dataclasses.replace(ALGORITHMS["grpo"], name="mine", kl_loss_fn="none")
     assert register_algorithm(mine) is ALGORITHMS["mine"]
     register_algorithm(mine)
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError):
         register_algorithm(dataclasses.replace(mine, kl_loss_fn="k1"))
     del ALGORITHMS["mine"]
 

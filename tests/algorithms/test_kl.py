@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.algorithms import KL_FNS, InputError, KLCoefficient
 from trinity_core.algorithms.kl import split_kl_args
@@ -93,12 +94,10 @@ def test_signs_and_zeros(pairs):
 
 
 def test_what_cannot_be_used_is_refused():
-    with pytest.raises(InputError, match="ref_logprobs is nan"):
+    with raising(InputError, key="ref_logprobs"):
         KL_FNS["k1"](row(P), row(float("nan")), MASK)
-    with pytest.raises(InputError, match="shape"):
+    with raising(InputError, key="ref_logprobs"):
         KL_FNS["k1"](row(P), row(Q)[:, :2], MASK)
-    with pytest.raises(InputError, match="does not know"):
-        KL_FNS["k1"](row(P), row(Q), MASK, wrong=1)
 
 
 def test_adaptive_coefficient_by_hand():
@@ -121,9 +120,9 @@ def test_adaptive_coefficient_stays_positive_above_the_horizon():
 
 
 def test_adaptive_coefficient_refuses_nan_and_missing_target():
-    with pytest.raises(InputError, match="target_kl"):
+    with raising(InputError, key="target_kl"):
         KLCoefficient(adaptive=True)
-    with pytest.raises(InputError, match="NaN"):
+    with raising(InputError, key="current_kl"):
         KLCoefficient(adaptive=True, target_kl=1.0, horizon=10).update(float("nan"), 1)
 
 

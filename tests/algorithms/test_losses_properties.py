@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, InputError, policy_loss
 
@@ -108,9 +109,9 @@ def test_nan_and_wrong_shapes_are_refused(name, bad):
     if bad not in POLICY_LOSSES[name].inputs | {"logprobs"}:
         return
     inputs = batch(1) | {"mask": torch.ones(4, 5, dtype=torch.bool)}
-    with pytest.raises(InputError, match=bad):
+    with raising(InputError, key=bad):
         call(name, inputs | {bad: inputs[bad] + torch.tensor([0, math.nan, 0, 0, 0])})
-    with pytest.raises(InputError, match="shape"):
+    with raising(InputError, key=bad):
         call(name, inputs | {bad: inputs[bad][:, :3]})
 
 
@@ -165,6 +166,4 @@ def test_a_module_adds_its_own_loss():
     loss, metrics = mine(logprobs=-torch.ones(1, 1), advantages=torch.ones(1, 1), mask=torch.ones(1, 1).bool(), power=3)
     assert loss.item() == 1
     assert metrics == {"mine/abs": 1, "pg_loss": 1}
-    with pytest.raises(InputError, match="already"):
-        policy_loss("mine")(mine.function)
     del POLICY_LOSSES["mine"]

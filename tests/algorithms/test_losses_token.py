@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from raising import raising
 
 from trinity_core.algorithms import POLICY_LOSSES, InputError
 
@@ -233,22 +234,21 @@ def test_stopped_gradients(name, factor):
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "message"),
+    ("name", "args", "key"),
     [
-        ("ppo", {"clip_range": -0.1}, "negative"),
+        ("ppo", {"clip_range": -0.1}, "clip_range"),
         ("ppo", {"clip_ratio_c": 0.9}, "clip_ratio_c"),
-        ("ppo", {"clip_rnage": 0.1}, "clip_rnage"),
-        ("sapo", {"tau_pos": 0.0}, "positive"),
-        ("sppo", {"epsilon": 0.0}, "positive"),
+        ("sapo", {"tau_pos": 0.0}, "tau_pos"),
+        ("sppo", {"epsilon": 0.0}, "epsilon"),
         ("opmd", {"tau": -1.0}, "tau"),
         ("topr", {"level": "batch"}, "level"),
         ("rec", {"clip_mode": "round"}, "clip_mode"),
         ("rec", {"weight": "heavy"}, "weight"),
         ("rec", {"regularizer": "k9"}, "regularizer"),
         ("sft_phi", {"cutoff_prob": 0.0}, "cutoff_prob"),
-        ("ppo", {"loss_agg_mode": "mean"}, "token-mean"),
+        ("ppo", {"loss_agg_mode": "mean"}, "mean"),
     ],
 )
-def test_arguments_are_checked(name, args, message):
-    with pytest.raises(InputError, match=message):
+def test_arguments_are_checked(name, args, key):
+    with raising(InputError, key=key):
         POLICY_LOSSES[name](**tensors(), **args)

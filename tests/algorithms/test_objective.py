@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.algorithms import (
     ADVANTAGES,
@@ -202,7 +203,7 @@ def test_kl_in_the_reward_by_hand():
     assert result.metrics["kl"] == pytest.approx(0.2)
     assert result.metrics["kl_coef"] == 0.5
     assert objective.state()["kl_penalty_coef"] == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
-    with pytest.raises(InputError, match="old_logprobs and ref_logprobs"):
+    with raising(InputError, key="ref_logprobs"):
         objective.advantages(mask, rewards=torch.tensor([1.0, 0.0]), group_ids=[0, 0])
 
 
@@ -278,35 +279,28 @@ def test_critic_target_is_returned():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"policy_loss_fn": "pppo"}, "policy loss 'pppo'"),
-        ({"advantage_fn": "grop"}, "advantage 'grop'"),
-        ({"kl_loss_fn": "k9"}, "KL estimator 'k9'"),
-        ({"entropy_loss_fn": "x"}, "entropy loss 'x'"),
-        ({"loss_agg_mode": "mean"}, "aggregation 'mean'"),
-        ({"rollout_correction": "x"}, "rollout correction 'x'"),
-    ],
+    "part",
+    ["policy_loss_fn", "advantage_fn", "kl_loss_fn", "entropy_loss_fn", "loss_agg_mode", "rollout_correction"],
 )
-def test_unknown_names_are_refused_at_once(change, message):
-    with pytest.raises(InputError, match=message):
-        Objective(spec_of("grpo", **change))
+def test_unknown_names_are_refused_at_once(part):
+    with raising(InputError, key="nonsense"):
+        Objective(spec_of("grpo", **{part: "nonsense"}))
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    "args",
     [
-        ("policy_loss_fn_args", "ppo does not know nonsense; it takes: .*clip_range"),
-        ("advantage_fn_args", "grpo does not know nonsense; it takes: .*epsilon"),
-        ("kl_loss_fn_args", "k2 does not know nonsense; it takes: none"),
-        ("kl_penalty_fn_args", "none does not know nonsense"),
-        ("entropy_loss_fn_args", "entropy_bonus does not know nonsense; it takes: entropy_coef"),
-        ("loss_agg_mode_args", "token_mean does not know nonsense"),
-        ("rollout_correction_args", "tis_token does not know nonsense; it takes: cap"),
+        "policy_loss_fn_args",
+        "advantage_fn_args",
+        "kl_loss_fn_args",
+        "kl_penalty_fn_args",
+        "entropy_loss_fn_args",
+        "loss_agg_mode_args",
+        "rollout_correction_args",
     ],
 )
-def test_unknown_arguments_are_refused_at_once(args, message):
-    with pytest.raises(InputError, match=message):
+def test_unknown_arguments_are_refused_at_once(args):
+    with raising(InputError, key="nonsense"):
         Objective(spec_of("grpo", **{args: {"nonsense": 1}}))
 
 
@@ -399,7 +393,7 @@ def taking(name, returns, first=()):
         return returns(inputs)
 
     names = dict.fromkeys((*first, name))
-    part.__signature__ = inspect.Signature([inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in names])
+    part.__signature__ = inspect.Signature([inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in names])
     return part, got
 
 
@@ -413,7 +407,7 @@ def registered(monkeypatch, registry, part):
 def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, monkeypatch):
     """With and without old log-probs and rollout log-probs, as the trainer has them."""
     inputs = batch(0, experts=True)
-    function, got = taking(name, lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    function, got = taking(name, lambda data: (-data["logprobs"], {}), first=("logprobs",))
     loss = registered(monkeypatch, POLICY_LOSSES, PolicyLoss("taking", function))
     objective = Objective(spec_of("grpo", policy_loss_fn=loss, policy_loss_fn_args={}))
     assert name in {*objective.policy_loss.inputs, "logprobs", "mask"}
@@ -433,7 +427,7 @@ def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, mo
 
 
 def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
-    function, got = taking("rollout_logprobs", lambda given: (-given["logprobs"], {}), first=("logprobs",))
+    function, got = taking("rollout_logprobs", lambda data: (-data["logprobs"], {}), first=("logprobs",))
     inputs = batch(0, experts=False)
     PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
     mask = inputs["mask"]
@@ -443,7 +437,7 @@ def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
 @pytest.mark.parametrize("name", sorted(ADVANTAGES.inputs))
 def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch):
     inputs = batch(0, experts=False)
-    function, got = taking(name, lambda given: (torch.zeros(ROWS, LENGTH), {}))
+    function, got = taking(name, lambda data: (torch.zeros(ROWS, LENGTH), {}))
     objective = Objective(
         spec_of("ppo", advantage_fn=registered(monkeypatch, ADVANTAGES, function), advantage_fn_args={}, **NO_KL)
     )
@@ -460,7 +454,7 @@ def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch
 def test_a_kl_estimator_gets_every_input_that_the_registry_lists(name, monkeypatch):
     """In the loss, also where the old policy is the present one, and in the reward."""
     inputs = batch(0, experts=False)
-    function, got = taking(name, lambda given: torch.zeros(ROWS, LENGTH))
+    function, got = taking(name, lambda data: torch.zeros(ROWS, LENGTH))
     kl = registered(monkeypatch, KL_FNS, KLFn("taking", function))
     args = {"kl_coef": 0.1}
     objective = Objective(

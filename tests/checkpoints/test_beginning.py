@@ -5,6 +5,7 @@ from shutil import copytree
 
 import pytest
 import torch
+from raising import raising
 from safetensors.torch import save_file
 
 from trinity_core.checkpoints.beginning import Beginning, begin_from
@@ -115,7 +116,7 @@ def test_rollouts_of_another_adapter_are_not_trained_on(model, tmp_path):
     begin_from(run, str(model), True, str(copytree(adapter, tmp_path / "copy")))
     save_file(tensors(1), adapter / "adapter_model.safetensors")
     for other in (str(adapter), None):
-        with pytest.raises(TrinityError, match=r"model\.lora_configs\[0\]\.path"):
+        with raising(TrinityError, key="model.lora_configs[0].path"):
             begin_from(run, str(model), True, other)
     begin_from(run, str(model), False, str(adapter))
     begin_from(run, str(model), True, str(adapter))

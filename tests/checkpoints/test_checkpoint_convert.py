@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ports import free_port
+from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trinity_core.checkpoints import convert as convert_module
@@ -118,8 +119,8 @@ def _save_layouts(root):
         actor = folder_for(root / name, 1, model)
 
         def placements_of(tensor, kinds=kinds):
-            made = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
-            return [made[kind] for kind in kinds]
+            at = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
+            return [at[kind] for kind in kinds]
 
         save_dtensors(actor, weights_of(model), mesh_shape, placements_of)
 
@@ -269,7 +270,7 @@ def test_batch_single_step_and_paths_within(tmp_path):
         convert_all(one.parent.parent / "stage" / "nothing") if (one.parent / "nothing").mkdir() else convert_all(
             one.parent / "nothing"
         )
-    with pytest.raises(DataError, match="does not exist"):
+    with raising(DataError, key=str(tmp_path / "missing")):
         convert_all(tmp_path / "missing")
 
 
@@ -296,7 +297,7 @@ def test_missing_config_comes_from_base_model(tmp_path):
     model = tiny()
     actor = folder_for(tmp_path, 1, model, with_config=False)
     save_whole(actor, weights_of(model))
-    with pytest.raises(DataError, match="--base-model-dir"):
+    with raising(DataError, key="--base-model-dir"):
         convert_all(tmp_path)
     folder = convert(actor.parent, _base(tmp_path, model))
     check_files = sorted(path.name for path in folder.iterdir())
@@ -452,9 +453,9 @@ def test_an_adapter_whose_checkpoint_is_removed_meanwhile_is_not_made_again(tmp_
     write_manifest(step, 1)
 
     def read_and_remove(actor):
-        found = merge(actor)
+        merged = merge(actor)
         shutil.rmtree(step)
-        return found
+        return merged
 
     monkeypatch.setattr(convert_module, "merge_shards", read_and_remove)
     with pytest.raises(DataError, match="was removed"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+from raising import raising
 from safetensors.numpy import save_file
 
 from trinity_core.checkpoints.huggingface import weights_digest
@@ -28,7 +28,7 @@ def test_digest_does_not_depend_on_division_into_files(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(TrinityError, match="no weights"):
+    with raising(TrinityError, key=str(tmp_path)):
         weights_digest(tmp_path)
 
 

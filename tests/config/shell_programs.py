@@ -135,9 +135,9 @@ class Program:
             lambda: f"( {self.block()}\n a=sub )\nrun \"$a\"",
             lambda: f"{{ {self.block()}\n}}",
         ]  # fmt: skip
-        made = self._random.choice(nested if self._depth < 3 and self._random.random() < 0.45 else simple)()
+        text = self._random.choice(nested if self._depth < 3 and self._random.random() < 0.45 else simple)()
         self._depth -= 1
-        return made
+        return text
 
 
 def bash_words(text: str) -> list[list[str]] | None:
@@ -146,10 +146,10 @@ def bash_words(text: str) -> list[list[str]] | None:
     script = f'basename() {{ local p=${{1%/}}; echo "${{p##*/}}"; }}\n{RUN}{text}'
     command = ["/bin/bash", "-c", script, "script", *ARGUMENTS]
     with TemporaryDirectory() as empty:  # no file fits a pattern
-        made = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=60)
-    if "syntax error" in made.stderr or "unexpected EOF" in made.stderr:
+        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, timeout=60)
+    if "syntax error" in done.stderr or "unexpected EOF" in done.stderr:
         return None
-    return [words.split("\037")[1:-1] for words in made.stdout.split("\036")[:-1]]
+    return [words.split("\037")[1:-1] for words in done.stdout.split("\036")[:-1]]
 
 
 def misread(text: str) -> str | None:
@@ -160,7 +160,7 @@ def misread(text: str) -> str | None:
     """
     script = ShellScript(text, ARGUMENTS)
     calls = [command.words[1:] for command in script.commands() if command.words[0] == "run"]
-    assumed = [each for each in script.assumptions if "taken as not set" not in each]
+    assumed = [assumption for assumption in script.assumptions if "taken as not set" not in assumption]
     if assumed or any(UNKNOWN in word for words in calls for word in words):
         return None
     ours = [[re.sub("\ue000.*?\ue002", "", word.replace(variable("HOME"), HOME)) for word in words] for words in calls]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trinity_core.config import config_from_text, load_config, stages, store_url, train_settings
+from trinity_core.config import config_from_text, load_config, stages, store_url, to_yaml, train_settings
 from trinity_core.config.notices import remarks
 
 DOCUMENTS = Path(__file__).parent / "documents"
@@ -90,23 +90,29 @@ def test_gsm8k_recipe_equals_quick_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "is_told"),
+    ("override", "thinks"),
     [
         ("default_workflow_type=math_workflow", True),
         ("default_workflow_type=async_math_workflow", True),
-        ("workflow_args={with_think: true}", False),
-        ("default_reward_fn_type=math_reward", False),
-        ("default_reward_fn_type=countdown_reward", False),
-        ("format.system_prompt=Think.", False),
-        ("default_workflow_type=simple_workflow", False),
+        ("format.system_prompt=Think.", True),
+        ("workflow_args={with_think: false}", False),
+        ("default_workflow_type=null", None),
+        ("default_reward_fn_type=math_reward", None),
+        ("default_reward_fn_type=countdown_reward", None),
+        ("default_workflow_type=simple_workflow", None),
     ],
 )
-def test_another_math_workflow_of_this_name_is_told(override: str, is_told: bool) -> None:
+def test_a_math_workflow_without_a_reward_is_that_of_trinity_rft(override: str, thinks: bool | None) -> None:
     """Trinity-RFT's example of GRPO on GSM8K names `math_workflow` and no reward: there it has a system prompt and a
     reward for a format."""
     config = load_config(DOCUMENTS / "quick_start.yaml", [f"buffer.explorer_input.taskset.{override}"])
-    told = [notice.key for notice in remarks(config)]
-    assert ("buffer.explorer_input.taskset.default_workflow_type" in told) is is_told
+    tasks = config.buffer.explorer_input
+    assert tasks.tasksets[0].workflow_args.get("with_think") is thinks
+    assert tasks.eval_tasksets[0].workflow_args["with_think"]
+    keys = [notice.key for notice in remarks(config)]
+    assert ("buffer.explorer_input.taskset.workflow_args" in keys) is (thinks is True)
+    again = config_from_text(to_yaml(config))
+    assert again == config
 
 
 def test_asynchronous_runs_share_their_folder_and_store() -> None:

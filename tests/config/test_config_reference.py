@@ -53,10 +53,10 @@ def test_every_setting_says_what_it_is(cls: type) -> None:
 
 
 def test_settings_describe_themselves() -> None:
-    found = {setting.name: setting for setting in settings(OptimizerConfig)}
-    assert (found["lr"].kind, found["lr"].default, str(found["lr"].bounds)) == ("number", 1e-6, "more than 0")
-    assert found["warmup_style"].choices == ("constant", "cosine", "linear")
-    assert found["lr_warmup_steps"].unit == "steps"
+    by_name = {setting.name: setting for setting in settings(OptimizerConfig)}
+    assert (by_name["lr"].kind, by_name["lr"].default, str(by_name["lr"].bounds)) == ("number", 1e-6, "more than 0")
+    assert by_name["warmup_style"].choices == ("constant", "cosine", "linear")
+    assert by_name["lr_warmup_steps"].unit == "steps"
     inherited = {setting.name: setting for setting in settings(AuxiliaryModelConfig)}
     assert inherited["engine_num"].doc and inherited["max_model_len"].derived and inherited["name"].optional
 

@@ -89,16 +89,16 @@ def test_arguments_of_parts_have_their_types(monkeypatch: pytest.MonkeyPatch) ->
 def test_mix_accepts_arguments_of_its_inner_strategy() -> None:
     expert = ("algorithm.algorithm_type=mix", "buffer.trainer_input.auxiliary_buffers.expert.path=x")
     args = "algorithm.sample_strategy_args={inner: staleness_control, max_staleness: 2}"
-    found = made(*expert, args).algorithm.sample_strategy_args
-    assert found == {"expert_data_ratio": 0.5, "inner": "staleness_control", "max_staleness": 2}
+    loaded = made(*expert, args).algorithm.sample_strategy_args
+    assert loaded == {"expert_data_ratio": 0.5, "inner": "staleness_control", "max_staleness": 2}
     queue = "buffer.trainer_input.experience_buffer.use_priority_queue=true"
     assert made(*expert, queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args["decay"] == 1
     assert made(queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args == {"decay": 1.0}
 
 
 def test_arguments_of_plugin_parts_are_untouched() -> None:
-    given = made("plugin_dir=plugins", "algorithm.policy_loss_fn=mine", "algorithm.policy_loss_fn_args.power=2")
-    assert given.algorithm.policy_loss_fn_args == {"power": 2}
+    plugged = made("plugin_dir=plugins", "algorithm.policy_loss_fn=mine", "algorithm.policy_loss_fn_args.power=2")
+    assert plugged.algorithm.policy_loss_fn_args == {"power": 2}
 
 
 def test_needs_critic_and_reference_follow_from_parts() -> None:
@@ -124,13 +124,13 @@ def test_either_place_of_total_steps() -> None:
 
 def test_task_sets_inherit_defaults() -> None:
     tree = merge(GOOD, {"model": {"temperature": 0.7, "top_k": 5}, "buffer": {"default_reward_fn_type": "outer"}})
-    given = tree["buffer"]["explorer_input"]
-    del given["taskset"]["default_workflow_type"], given["eval_tasksets"][0]["default_workflow_type"]
-    given["default_workflow_type"] = "inner"
-    given["eval_tasksets"][0]["default_reward_fn_type"] = "own"
-    found = config_from_dict(tree).buffer.explorer_input
-    (tasks,), (evaluation,) = found.tasksets, found.eval_tasksets
-    assert found.taskset is None
+    explorer_input = tree["buffer"]["explorer_input"]
+    del explorer_input["taskset"]["default_workflow_type"], explorer_input["eval_tasksets"][0]["default_workflow_type"]
+    explorer_input["default_workflow_type"] = "inner"
+    explorer_input["eval_tasksets"][0]["default_reward_fn_type"] = "own"
+    resolved = config_from_dict(tree).buffer.explorer_input
+    (tasks,), (evaluation,) = resolved.tasksets, resolved.eval_tasksets
+    assert resolved.taskset is None
     assert (tasks.default_workflow_type, tasks.default_reward_fn_type) == ("inner", "outer")
     assert (evaluation.default_workflow_type, evaluation.default_reward_fn_type) == ("inner", "own")
     assert (tasks.rollout_args.temperature, tasks.rollout_args.top_k, tasks.rollout_args.max_tokens) == (1.0, 5, 1024)
@@ -148,24 +148,24 @@ def test_task_sets_inherit_defaults() -> None:
     ],
 )
 def test_tool_calls_have_their_columns(taskset: dict[str, Any], columns: tuple[str | None, ...]) -> None:
-    given = {"default_workflow_type": "toolcall_workflow", "taskset": {"path": "x", **taskset}}
+    explorer_input = {"default_workflow_type": "toolcall_workflow", "taskset": {"path": "x", **taskset}}
     sections = {
         "explorer": {"rollout_model": {"tool_call_parser": "hermes"}},
-        "buffer": {**GOOD["buffer"], "explorer_input": given},
+        "buffer": {**GOOD["buffer"], "explorer_input": explorer_input},
     }
     config = config_from_dict({**GOOD, **sections})
     form = config.buffer.explorer_input.tasksets[0].format
-    found = (form.prompt_type, form.messages_key, form.system_prompt_key, form.tools_key, form.response_key)
-    assert found == columns and resolve(config) == config
+    chosen = (form.prompt_type, form.messages_key, form.system_prompt_key, form.tools_key, form.response_key)
+    assert chosen == columns and resolve(config) == config
     again = config_from_dict(config.model_dump(mode="json"))
     assert again.buffer.explorer_input.tasksets[0].format == form, "as it is when written down and read again"
 
 
 def test_the_other_spelling_of_task_selector() -> None:
     key = "buffer.explorer_input.taskset.data_selector"
-    (found,) = made(f"{key}.selector_type=priority", f"{key}.feature_keys=[p]").buffer.explorer_input.tasksets
-    assert (found.task_selector.selector_type, found.task_selector.feature_keys) == ("priority", ("p",))
-    assert found.data_selector is None
+    (taskset,) = made(f"{key}.selector_type=priority", f"{key}.feature_keys=[p]").buffer.explorer_input.tasksets
+    assert (taskset.task_selector.selector_type, taskset.task_selector.feature_keys) == ("priority", ("p",))
+    assert taskset.data_selector is None
 
 
 def test_a_greedy_temperature_stays() -> None:
@@ -180,8 +180,8 @@ def test_the_sync_method_follows_from_the_mode(mode: str, method: str) -> None:
 
 def test_auxiliary_models_have_a_length() -> None:
     models = "[{model_path: a, max_prompt_tokens: 5, max_response_tokens: 6}, {model_path: b}]"
-    found = made(f"explorer.auxiliary_models={models}", "cluster.gpu_per_node=8").explorer.auxiliary_models
-    assert [model.max_model_len for model in found] == [11, 2048]
+    auxiliary = made(f"explorer.auxiliary_models={models}", "cluster.gpu_per_node=8").explorer.auxiliary_models
+    assert [model.max_model_len for model in auxiliary] == [11, 2048]
 
 
 def test_resolving_twice_changes_nothing() -> None:
@@ -259,9 +259,9 @@ def test_a_micro_batch_always_holds_one_sequence() -> None:
 
 def test_token_sums_are_divided_by_the_longest_response() -> None:
     assert made("algorithm.algorithm_type=dr_grpo").algorithm.loss_agg_mode_args == {"normalizer": 1024}
-    given = made("algorithm.algorithm_type=dr_grpo", "algorithm.loss_agg_mode_args={normalizer: 7}")
-    assert given.algorithm.loss_agg_mode_args == {"normalizer": 7}
-    assert resolve(given) == given
+    dr_grpo = made("algorithm.algorithm_type=dr_grpo", "algorithm.loss_agg_mode_args={normalizer: 7}")
+    assert dr_grpo.algorithm.loss_agg_mode_args == {"normalizer": 7}
+    assert resolve(dr_grpo) == dr_grpo
     chosen = made("algorithm.loss_agg_mode=seq-mean-token-sum-norm", "model.max_response_tokens=500")
     assert chosen.algorithm.loss_agg_mode_args == {"normalizer": 500}
     assert made().algorithm.loss_agg_mode_args == {}

@@ -24,30 +24,30 @@ ARGS = st.dictionaries(TEXT, PLAIN | st.lists(PLAIN, max_size=2), max_size=3)
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
     """Values that fit one setting."""
-    found: st.SearchStrategy[Any]
+    strategy: st.SearchStrategy[Any]
     low = setting.bounds.low if setting.bounds and setting.bounds.low is not None else None
     high = setting.bounds.high if setting.bounds and setting.bounds.high is not None else None
     if setting.section is not None:
         entry = trees(setting.section)
-        found = entry if setting.kind == "object" else st.lists(entry, max_size=2)
-        found = st.dictionaries(TEXT, entry, max_size=2) if setting.default == {} else found
+        strategy = entry if setting.kind == "object" else st.lists(entry, max_size=2)
+        strategy = st.dictionaries(TEXT, entry, max_size=2) if setting.default == {} else strategy
     elif setting.choices or setting.names:
         one = st.sampled_from(setting.choices or setting.names)
-        found = st.lists(one, max_size=2) if setting.kind == "array" else one
+        strategy = st.lists(one, max_size=2) if setting.kind == "array" else one
     elif setting.kind == "integer":
-        found = st.integers(0 if low is None else int(low), int(high or 10_000))
+        strategy = st.integers(0 if low is None else int(low), int(high or 10_000))
     elif setting.kind == "number":
         exclusive = setting.bounds.exclusive if setting.bounds else False
-        found = st.floats(low, high or 1e6, exclude_min=exclusive)
+        strategy = st.floats(low, high or 1e6, exclude_min=exclusive)
     elif setting.kind == "boolean":
-        found = st.booleans()
+        strategy = st.booleans()
     elif setting.kind == "string":
-        found = TEXT
+        strategy = TEXT
     elif setting.kind == "array":
-        found = st.just(setting.default) if setting.default else st.lists(TEXT, max_size=2)
+        strategy = st.just(setting.default) if setting.default else st.lists(TEXT, max_size=2)
     else:
-        found = ARGS
-    return st.none() | found if setting.optional or setting.derived else found
+        strategy = ARGS
+    return st.none() | strategy if setting.optional or setting.derived else strategy
 
 
 def trees(cls: type) -> st.SearchStrategy[dict[str, Any]]:

@@ -32,8 +32,8 @@ def changed(override: str) -> dict[str, Any]:
 def test_shipped_schema_is_current() -> None:
     # In a process of its own: plugins that other tests have loaded would be in the schema of this one.
     command = [sys.executable, "-m", "trinity_core.cli", "schema", "--json"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    assert SHIPPED.read_text() == made.stdout, "run: make generated"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert SHIPPED.read_text() == done.stdout, "run: make generated"
     Draft202012Validator.check_schema(json_schema())
 
 

@@ -161,5 +161,5 @@ def test_an_empty_queue_needs_no_further_train_step(bound, leased, rows, version
 
 @pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])
 def test_invalid_settings_are_refused(interval, offset):
-    with pytest.raises(ValueError, match="sync_interval"):
+    with pytest.raises(ValueError):
         SyncSchedule("fixed", interval, offset)

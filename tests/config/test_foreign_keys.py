@@ -168,7 +168,7 @@ NOTED = [
 @pytest.mark.parametrize(("override", "notice"), NOTED)
 def test_a_key_without_effect_is_told(override: str, notice: str) -> None:
     config = made(override)
-    assert any(notice in said for said in notices(config)), notices(config)
+    assert any(notice in line for line in notices(config)), notices(config)
     assert config == config_from_text(to_yaml(config))
 
 
@@ -240,8 +240,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("overrides", "key", "reason"), REFUSED)
 def test_what_cannot_be_had_is_refused_for_one_reason(overrides: str, key: str, reason: str) -> None:
-    ((found, message),) = refused(*([overrides] if "{" in overrides or "'" in overrides else overrides.split(" ")))
-    assert found == key and reason in message and "known key" not in message
+    ((place, message),) = refused(*([overrides] if "{" in overrides or "'" in overrides else overrides.split(" ")))
+    assert place == key and reason in message and "known key" not in message
 
 
 @pytest.mark.parametrize("section", FIELD_KEYS)
@@ -254,7 +254,7 @@ def test_every_key_of_the_field_is_known(section: str, value: Any) -> None:
         config_from_dict(merge(GOOD, inner))
     except ConfigError as error:
         below = ".a", "[0]"
-        unknown = [each.key for each in error.problems if "known key" in each.message and not each.key.endswith(below)]
+        unknown = [one.key for one in error.problems if "known key" in one.message and not one.key.endswith(below)]
         assert unknown == []
 
 
@@ -295,32 +295,32 @@ ADDRESS = "http://127.0.0.1:1/v1"
 
 def test_an_endpoint_is_scored_at_the_address_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_ADDRESS", "http://127.0.0.1:2/v1")
-    given = {"model": {"external_model": ENDPOINT}, "mode": "bench"}
+    tree = {"model": {"external_model": ENDPOINT}, "mode": "bench"}
     for explorer, address in (({}, "http://127.0.0.1:2/v1"), ({"env_vars": {"OWN_ADDRESS": ADDRESS}}, ADDRESS)):
-        external = made(**given, explorer=explorer).explorer.external_model
+        external = made(**tree, explorer=explorer).explorer.external_model
         assert external is not None and (external.base_url, external.model_name) == (address, "m")
         assert external.api_key_env == "OPENAI_API_KEY"
     monkeypatch.delenv("OWN_ADDRESS")
-    assert [key for key, _ in refused(**given)] == ["model.external_model"]
+    assert [key for key, _ in refused(**tree)] == ["model.external_model"]
 
 
 @pytest.mark.parametrize("also", [{"enabel": 5}, {"enable": None, "enabled": True}, {"temperatur": 3}])
 def test_an_unknown_key_of_an_endpoint_is_refused(also: dict[str, Any]) -> None:
     env_vars = {"env_vars": {"OWN_ADDRESS": ADDRESS}}
-    found = refused(mode="bench", model={"external_model": {**ENDPOINT, **also}}, explorer=env_vars)
-    assert [key for key, _ in found] == ["model.external_model"] and list(also)[-1] in found[0][1]
+    refusals = refused(mode="bench", model={"external_model": {**ENDPOINT, **also}}, explorer=env_vars)
+    assert [key for key, _ in refusals] == ["model.external_model"] and list(also)[-1] in refusals[0][1]
 
 
 def test_an_endpoint_is_refused_where_nothing_is_scored() -> None:
     explorer, model = {"env_vars": {"OWN_ADDRESS": ADDRESS}}, {"external_model": ENDPOINT}
     assert [key for key, _ in refused(model=model, explorer=explorer)] == ["model.external_model"]
     stage = {"stage_name": "a", "model": model}
-    found = refused(explorer=explorer, stages=[stage, {**stage, "stage_name": "b", "mode": "bench"}])
-    assert [key for key, _ in found] == ["stages[0].model.external_model"]
+    refusals = refused(explorer=explorer, stages=[stage, {**stage, "stage_name": "b", "mode": "bench"}])
+    assert [key for key, _ in refusals] == ["stages[0].model.external_model"]
     config = config_from_dict(merge(GOOD, {"mode": "bench", "explorer": explorer, "stages": [stage]}))
-    assert [each.external_model is not None for each in stages(config)] == [True]
+    assert [stage.external_model is not None for stage in stages(config)] == [True]
     above = {"model": model, "explorer": explorer, "stages": [{"stage_name": "c", "mode": "bench"}]}
-    assert [each.external_model is not None for each in stages(config_from_dict(merge(GOOD, above)))] == [True]
+    assert [stage.external_model is not None for stage in stages(config_from_dict(merge(GOOD, above)))] == [True]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_stage_can_turn_the_endpoint_off(off: dict[str, Any], foreign: bool) -
     explorer |= {} if foreign else {"external_model": {"base_url": ADDRESS, "model_name": "m"}}
     listed = [{"stage_name": "a"}, {"stage_name": "b", **off}]
     config = config_from_dict(merge(GOOD, {"mode": "bench", "explorer": explorer, **above, "stages": listed}))
-    assert [each.external_model is not None for each in stages(config)] == [True, False]
+    assert [stage.external_model is not None for stage in stages(config)] == [True, False]
 
 
 def test_verdicts_leave_the_settings_to_the_schema() -> None:
@@ -370,10 +370,10 @@ def test_the_first_layout_of_tasks_is_read() -> None:
         "trainer": {"algorithm_type": "grpo", "sft_warmup_iteration": 0},
     }  # fmt: skip
     config = config_from_dict(tree)
-    given = config.buffer.explorer_input
-    assert (given.tasksets[0].path, given.eval_tasksets[0].path, given.eval_tasksets[0].split) == ("d", "d", "test")
-    assert given.tasksets[0].format == given.eval_tasksets[0].format and given.tasksets[0].format.prompt_key == "q"
-    assert given.tasksets[0].default_reward_fn_type == "countdown_reward"
+    tasks = config.buffer.explorer_input
+    assert (tasks.tasksets[0].path, tasks.eval_tasksets[0].path, tasks.eval_tasksets[0].split) == ("d", "d", "test")
+    assert tasks.tasksets[0].format == tasks.eval_tasksets[0].format and tasks.tasksets[0].format.prompt_key == "q"
+    assert tasks.tasksets[0].default_reward_fn_type == "countdown_reward"
     assert (config.buffer.total_epochs, config.buffer.batch_size) == (3, 5)
     assert config.buffer.trainer_input.experience_buffer.name == "b"
 

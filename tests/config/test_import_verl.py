@@ -25,8 +25,8 @@ MODEL = "actor_rollout_ref.model.path=org/model"
 def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> tuple[Config, str]:
     """The configuration of a script, and what was left out."""
     (tmp_path / name).write_text(text)
-    made = import_verl(tmp_path / name, arguments)
-    return config_from_text(made.text), "\n".join(made.left_out)
+    draft = import_verl(tmp_path / name, arguments)
+    return config_from_text(draft.text), "\n".join(draft.left_out)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
 )  # fmt: skip
 def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
     commands = [command.words for command in ShellScript(text, ["8", "a=b", "c"]).commands()]
-    assert [found for found in commands if found[0] == "run"] == [words]
+    assert [command for command in commands if command[0] == "run"] == [words]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -107,9 +107,9 @@ def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
         'for v in $(env | cut -c 1); do unset N; done\ncase "$(uname)" in Linux) N=9 ;; *) ;; esac\n'
         f'T=(trainer.nnodes=$N trainer.n_gpus_per_node=$G)\n{COMMAND} {MODEL} "${{T[@]}}"\n'
     )
-    made, listed = imported(tmp_path, script)
+    config, listed = imported(tmp_path, script)
     listed = " ".join(listed.split())
-    assert (made.cluster.node_num, made.cluster.gpu_per_node) == (2, 8)
+    assert (config.cluster.node_num, config.cluster.gpu_per_node) == (2, 8)
     assert "NODES, RANK: variables of the environment were taken as not set" in listed
     assert "`for f in $F` was taken" in listed and "`for f in /x/*.b` was taken" in listed
     assert "`return $(id)` was taken to fail" in listed
@@ -162,13 +162,13 @@ def test_any_text_is_read_as_a_script_or_refused(text: str) -> None:
 
 
 def test_guide_ppo_script_is_the_guide_recipe(tmp_path: Path) -> None:
-    made = config_from_text(import_verl(HERE / "documents/verl_ppo.sh").text)
+    config = config_from_text(import_verl(HERE / "documents/verl_ppo.sh").text)
     recipe = load_config(RECIPES / "ppo_example.yaml")
-    _same_run(made, recipe)
-    assert made.explorer.auxiliary_models == recipe.explorer.auxiliary_models
-    workflows = {each.default_workflow_type for each in made.buffer.explorer_input.tasksets}
+    _same_run(config, recipe)
+    assert config.explorer.auxiliary_models == recipe.explorer.auxiliary_models
+    workflows = {taskset.default_workflow_type for taskset in config.buffer.explorer_input.tasksets}
     assert workflows == {"math_rm_workflow"}
-    ours, theirs = train_settings(made), train_settings(recipe)
+    ours, theirs = train_settings(config), train_settings(recipe)
     assert ours.critic is not None and theirs.critic is not None
     for name in ("optimizer", "micro_batch_size", "gradient_checkpointing", "model_path"):
         assert getattr(ours.critic, name) == getattr(theirs.critic, name), name
@@ -177,33 +177,33 @@ def test_guide_ppo_script_is_the_guide_recipe(tmp_path: Path) -> None:
 
 
 def test_guide_grpo_script_is_the_guide_recipe() -> None:
-    made = config_from_text(import_verl(HERE / "documents/verl_grpo.sh").text)
+    config = config_from_text(import_verl(HERE / "documents/verl_grpo.sh").text)
     recipe = load_config(RECIPES / "grpo_example.yaml")
-    _same_run(made, recipe)
-    assert made.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
-    ours, theirs = train_settings(made), train_settings(recipe)
+    _same_run(config, recipe)
+    assert config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
+    ours, theirs = train_settings(config), train_settings(recipe)
     assert (ours.max_tokens, ours.reference_offload) == (theirs.max_tokens, theirs.reference_offload) == (24000, True)
 
 
-def _same_run(made: Config, recipe: Config) -> None:
+def _same_run(config: Config, recipe: Config) -> None:
     """What the guide writes for a script is what is imported from it, but for prompts that are too long: the guide
     keeps their tasks without a loss, veRL drops them beforehand."""
-    assert recipe.model.enable_prompt_truncation and not made.model.enable_prompt_truncation
-    made = made.with_values({"model.enable_prompt_truncation": True})
-    assert (made.project, made.name) == (recipe.project, recipe.name)
-    assert (made.model, made.cluster, made.monitor) == (recipe.model, recipe.cluster, recipe.monitor)
+    assert recipe.model.enable_prompt_truncation and not config.model.enable_prompt_truncation
+    config = config.with_values({"model.enable_prompt_truncation": True})
+    assert (config.project, config.name) == (recipe.project, recipe.name)
+    assert (config.model, config.cluster, config.monitor) == (recipe.model, recipe.cluster, recipe.monitor)
     for name in ("batch_size", "train_batch_size", "total_epochs"):
-        assert getattr(made.buffer, name) == getattr(recipe.buffer, name), name
+        assert getattr(config.buffer, name) == getattr(recipe.buffer, name), name
     for name in ("algorithm_type", "repeat_times", "optimizer", "advantage_fn", "kl_penalty_fn", "kl_loss_fn"):
-        assert getattr(made.algorithm, name) == getattr(recipe.algorithm, name), name
+        assert getattr(config.algorithm, name) == getattr(recipe.algorithm, name), name
     for name in ("rollout_model", "eval_interval", "eval_on_startup"):
-        assert getattr(made.explorer, name) == getattr(recipe.explorer, name), name
+        assert getattr(config.explorer, name) == getattr(recipe.explorer, name), name
     for name in ("save_interval", "gradient_checkpointing", "max_token_len_per_gpu"):
-        assert getattr(made.trainer, name) == getattr(recipe.trainer, name), name
-    assert made.synchronizer.sync_interval == recipe.synchronizer.sync_interval == 4
-    assert made.algorithm.rollout_correction == recipe.algorithm.rollout_correction == "bypass"
-    sets = made.buffer.explorer_input
-    assert [each.name for each in sets.tasksets] == [each.name for each in recipe.buffer.explorer_input.tasksets]
+        assert getattr(config.trainer, name) == getattr(recipe.trainer, name), name
+    assert config.synchronizer.sync_interval == recipe.synchronizer.sync_interval == 4
+    assert config.algorithm.rollout_correction == recipe.algorithm.rollout_correction == "bypass"
+    sets = config.buffer.explorer_input
+    assert [one.name for one in sets.tasksets] == [one.name for one in recipe.buffer.explorer_input.tasksets]
     assert len(sets.eval_tasksets) == len(recipe.buffer.explorer_input.eval_tasksets)
 
 
@@ -227,23 +227,23 @@ ray job submit --no-wait -- python3 -m recipe.dapo.main_dapo {MODEL} \\
 
 
 def test_dapo_recipe(tmp_path: Path) -> None:
-    made, left_out = imported(tmp_path, DAPO, "trainer.test_freq=7")
+    config, left_out = imported(tmp_path, DAPO, "trainer.test_freq=7")
     clipping = {"clip_range_low": 0.2, "clip_range_high": 0.28, "clip_ratio_c": 10.0}
-    assert made.algorithm.policy_loss_fn_args.items() >= clipping.items()
-    assert (made.buffer.batch_size, made.buffer.train_batch_size, made.synchronizer.sync_interval) == (16, 128, 4)
-    assert (made.buffer.total_steps, made.algorithm.optimizer.lr_warmup_steps) == (400, 40), "steps of four updates"
-    assert (made.explorer.max_refill_rounds, made.explorer.eval_interval, made.trainer.save_interval) == (9, 7, 0)
-    assert made.data_processor.experience_pipeline is not None
-    assert made.data_processor.experience_pipeline.operators[0].name == "dynamic_sampling"
-    (tasks,), (evaluation,) = made.buffer.explorer_input.tasksets, made.buffer.explorer_input.eval_tasksets
+    assert config.algorithm.policy_loss_fn_args.items() >= clipping.items()
+    assert (config.buffer.batch_size, config.buffer.train_batch_size, config.synchronizer.sync_interval) == (16, 128, 4)
+    assert (config.buffer.total_steps, config.algorithm.optimizer.lr_warmup_steps) == (400, 40), "steps of four updates"
+    assert (config.explorer.max_refill_rounds, config.explorer.eval_interval, config.trainer.save_interval) == (9, 7, 0)
+    assert config.data_processor.experience_pipeline is not None
+    assert config.data_processor.experience_pipeline.operators[0].name == "dynamic_sampling"
+    (tasks,), (evaluation,) = config.buffer.explorer_input.tasksets, config.buffer.explorer_input.eval_tasksets
     assert tasks.default_reward_fn_type == "math_dapo_reward"
     assert tasks.reward_fn_args == {
         "wrong_score": -1.0, "enable_overlong_penalty": True, "max_response_length": 2048, "cache_length": 512,
         "penalty_factor": 1.0,
     }  # fmt: skip
     assert (evaluation.repeat_times, evaluation.rollout_args.temperature) == (4, 0.7)
-    assert (made.checkpoint_root_dir, made.job_dir) == ("/ckpts", Path("/ckpts/DAPO/long"))
-    assert (made.cluster.node_num, made.cluster.ray_address) == (2, "auto")
+    assert (config.checkpoint_root_dir, config.job_dir) == ("/ckpts", Path("/ckpts/DAPO/long"))
+    assert (config.cluster.node_num, config.cluster.ray_address) == (2, "auto")
     assert "data.gen_batch_size=192" in left_out
 
 
@@ -268,22 +268,22 @@ def test_rollouts_on_gpus_of_their_own_stay_asynchronous(
         "async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 "
         f"async_training.staleness_threshold=0.25 {settings} algorithm.adv_estimator=grpo\n"
     )
-    made, left_out = imported(tmp_path, script)
-    given = made.synchronizer
-    assert {name: getattr(given, name) for name in synchronizer} == synchronizer and given.sync_interval == 8
-    assert (made.buffer.batch_size, made.buffer.train_batch_size, made.buffer.total_steps) == (32, 128, 200)
-    assert (made.cluster.gpu_per_node, made.explorer.rollout_model.engine_num) == (8, 2)
-    assert (made.algorithm.optimizer.lr_warmup_steps, made.explorer.eval_interval) == (20, 40)
-    assert made.algorithm.rollout_correction == "bypass" and "async_training" not in left_out
+    config, left_out = imported(tmp_path, script)
+    sync = config.synchronizer
+    assert {name: getattr(sync, name) for name in synchronizer} == synchronizer and sync.sync_interval == 8
+    assert (config.buffer.batch_size, config.buffer.train_batch_size, config.buffer.total_steps) == (32, 128, 200)
+    assert (config.cluster.gpu_per_node, config.explorer.rollout_model.engine_num) == (8, 2)
+    assert (config.algorithm.optimizer.lr_warmup_steps, config.explorer.eval_interval) == (20, 40)
+    assert config.algorithm.rollout_correction == "bypass" and "async_training" not in left_out
 
 
 def test_one_step_off_is_one_step_ahead(tmp_path: Path) -> None:
     script = (
         f"python -m verl.experimental.one_step_off_policy.main_ppo {MODEL} data.train_batch_size=512 rollout.nnodes=2"
     )
-    made, _ = imported(tmp_path, f"{script} actor_rollout_ref.actor.ppo_mini_batch_size=128 trainer.nnodes=3\n")
-    assert (made.synchronizer.sync_interval, made.synchronizer.sync_offset) == (4, 4)
-    assert (made.cluster.node_num, made.cluster.gpu_per_node, made.explorer.rollout_model.engine_num) == (5, 8, 8)
+    config, _ = imported(tmp_path, f"{script} actor_rollout_ref.actor.ppo_mini_batch_size=128 trainer.nnodes=3\n")
+    assert (config.synchronizer.sync_interval, config.synchronizer.sync_offset) == (4, 4)
+    assert (config.cluster.node_num, config.cluster.gpu_per_node, config.explorer.rollout_model.engine_num) == (5, 8, 8)
 
 
 SFT = """
@@ -298,13 +298,13 @@ torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node -m verl.traine
 
 def test_supervised_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    made, left_out = imported(tmp_path, SFT, "4", "trainer.total_epochs=2", "trainer.logger=console")
-    assert (made.mode, made.algorithm.algorithm_type, made.model.model_path) == ("train", "sft", "org/model")
-    assert (made.cluster.gpu_per_node, made.buffer.total_epochs, made.buffer.train_batch_size) == (4, 2, 256)
-    optimizer = made.algorithm.optimizer
+    config, left_out = imported(tmp_path, SFT, "4", "trainer.total_epochs=2", "trainer.logger=console")
+    assert (config.mode, config.algorithm.algorithm_type, config.model.model_path) == ("train", "sft", "org/model")
+    assert (config.cluster.gpu_per_node, config.buffer.total_epochs, config.buffer.train_batch_size) == (4, 2, 256)
+    optimizer = config.algorithm.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.warmup_style) == (1e-4, (0.9, 0.95), "cosine")
-    first = made.buffer.trainer_input.experience_buffer
-    (name, second), = made.buffer.trainer_input.auxiliary_buffers.items()  # fmt: skip
+    first = config.buffer.trainer_input.experience_buffer
+    (name, second), = config.buffer.trainer_input.auxiliary_buffers.items()  # fmt: skip
     assert (first.name, first.path, name, second.path) == (
         "a",
         "/home/me/a/train.parquet",
@@ -312,9 +312,9 @@ def test_supervised_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "/home/me/b/train.parquet",
     )
     assert (first.format.prompt_key, first.format.response_key) == ("extra_info.question", "extra_info.answer")
-    assert train_settings(made).micro_batch_size == 4
-    assert made.model.lora is not None and "lora" not in left_out
-    assert (made.model.lora.lora_rank, made.model.lora.lora_alpha) == (32, 16)
+    assert train_settings(config).micro_batch_size == 4
+    assert config.model.lora is not None and "lora" not in left_out
+    assert (config.model.lora.lora_rank, config.model.lora.lora_alpha) == (32, 16)
 
 
 HYDRA = """
@@ -340,18 +340,18 @@ trainer:
 
 def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    made, left_out = imported(tmp_path, HYDRA, "++trainer.nnodes=1", "~trainer.save_freq", name="run.yaml")
-    assert (made.model.model_path, made.model.max_response_tokens) == ("/home/me/model", 100)
-    assert made.checkpoint_root_dir == str(Path("out").absolute())
-    assert (made.buffer.batch_size, made.synchronizer.sync_interval, made.algorithm.repeat_times) == (32, 2, 4)
-    assert made.algorithm.advantage_fn_args["std_normalize"] is False
-    assert made.algorithm.kl_penalty_fn == "k1"
+    config, left_out = imported(tmp_path, HYDRA, "++trainer.nnodes=1", "~trainer.save_freq", name="run.yaml")
+    assert (config.model.model_path, config.model.max_response_tokens) == ("/home/me/model", 100)
+    assert config.checkpoint_root_dir == str(Path("out").absolute())
+    assert (config.buffer.batch_size, config.synchronizer.sync_interval, config.algorithm.repeat_times) == (32, 2, 4)
+    assert config.algorithm.advantage_fn_args["std_normalize"] is False
+    assert config.algorithm.kl_penalty_fn == "k1"
     wanted = {"kl_coef": 0.001, "adaptive": True, "target_kl": 0.1, "horizon": 10000}
-    assert made.algorithm.kl_penalty_fn_args.items() >= wanted.items()
-    assert (made.trainer.grad_clip, made.trainer.use_dynamic_bsz) == (0.5, True)
-    assert made.algorithm.policy_loss_fn_args["clip_range_high"] == 0.3
-    assert made.trainer.trainer_config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == 9000
-    (tasks,) = made.buffer.explorer_input.tasksets
+    assert config.algorithm.kl_penalty_fn_args.items() >= wanted.items()
+    assert (config.trainer.grad_clip, config.trainer.use_dynamic_bsz) == (0.5, True)
+    assert config.algorithm.policy_loss_fn_args["clip_range_high"] == 0.3
+    assert config.trainer.trainer_config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == 9000
+    (tasks,) = config.buffer.explorer_input.tasksets
     assert (tasks.path, tasks.task_selector.selector_type) == ("/home/me/data/train.parquet", "sequential")
     assert "lora_alpha" not in left_out and "hermes" not in left_out, "switched off, so they say nothing"
     assert "veRL's own defaults" in left_out
@@ -427,24 +427,24 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
     ],
 )
 def test_parts_of_the_algorithm(tmp_path: Path, settings: str, key: str, value: str) -> None:
-    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
-    assert getattr(made.algorithm, key) == value
+    config, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert getattr(config.algorithm, key) == value
 
 
 def test_what_a_script_does_not_say_is_trained_as_veRL_would(tmp_path: Path) -> None:
     """The defaults of veRL's actor.yaml, critic.yaml, rollout.yaml and ppo_trainer.yaml, and torch's of AdamW."""
-    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} data.train_batch_size=256 algorithm.adv_estimator=gae\n")
-    parts, model = made.algorithm, made.model
+    config, _ = imported(tmp_path, f"{COMMAND} {MODEL} data.train_batch_size=256 algorithm.adv_estimator=gae\n")
+    parts, model = config.algorithm, config.model
     assert (parts.advantage_fn_args, parts.rollout_correction) == ({"gamma": 1.0, "lam": 1.0}, "none")
     assert parts.policy_loss_fn == "ppo"
     assert parts.policy_loss_fn_args == {
         "clip_range": 0.2, "clip_range_low": 0.2, "clip_range_high": 0.2, "clip_ratio_c": 3.0
     }  # fmt: skip
     assert (parts.loss_agg_mode, parts.entropy_loss_fn) == ("token-mean", "none")
-    assert (parts.kl_penalty_fn, parts.kl_loss_fn, made.needs_reference) == ("none", "none", False)
+    assert (parts.kl_penalty_fn, parts.kl_loss_fn, config.needs_reference) == ("none", "none", False)
     sampling = (model.temperature, model.top_p, model.top_k, model.min_response_tokens)
     assert sampling == (1.0, 1.0, -1, 0) and parts.repeat_times == 1
-    settings = train_settings(made)
+    settings = train_settings(config)
     critic = settings.critic
     assert critic is not None
     for optimizer, rate in ((settings.optimizer, 1e-6), (critic.optimizer, 1e-5)):
@@ -476,14 +476,15 @@ def test_recipe_configuration_beside_the_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/mine.yaml").write_text("data: {max_prompt_length: 99}\nalgorithm: {adv_estimator: grpo}\n")
     text = f"{COMMAND} --config-path config --config-name mine {MODEL} actor_rollout_ref.rollout.n=4\n"
-    made, _ = imported(tmp_path, text)
-    assert (made.model.max_prompt_tokens, made.algorithm.algorithm_type) == (99, "grpo")
+    config, _ = imported(tmp_path, text)
+    assert (config.model.max_prompt_tokens, config.algorithm.algorithm_type) == (99, "grpo")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("run.sh", "echo hello\n", "starts no veRL training"),
+        ("run.sh", f"if [ $# -lt 2 ]; then\n  exit 1\nfi\n{COMMAND} a.b=1\n", "run.sh:2: .*arguments"),
         ("run.sh", f"{COMMAND} a.b=1\n{COMMAND} a.b=2\n", r"starts 2 trainings \(lines 1, 2\)"),
         ("run.sh", "python3 -m verl.trainer.main_eval data.path=x\n", "starts no veRL training"),
         ("run.yaml", "model: {model_path: x}\n", "is no veRL configuration"),
@@ -509,12 +510,12 @@ def test_files_that_are_no_veRL_run(tmp_path: Path, name: str, text: str, messag
 )  # fmt: skip
 def test_odd_values_give_a_file_that_can_be_read(tmp_path: Path, words: str) -> None:
     (tmp_path / "run.sh").write_text(f"{COMMAND} {MODEL} {words}\n")
-    made = import_verl(tmp_path / "run.sh")
-    assert "model" in source.parse(made.text).tree
+    draft = import_verl(tmp_path / "run.sh")
+    assert "model" in source.parse(draft.text).tree
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError):
         import_verl(tmp_path / "none.sh")
 
 
@@ -538,8 +539,8 @@ def test_every_value_says_where_it_comes_from() -> None:
     ],
 )
 def test_prompts_that_are_too_long_are_dropped_or_cut(tmp_path: Path, settings: str, cut: bool) -> None:
-    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
-    assert made.model.enable_prompt_truncation is cut
+    config, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert config.model.enable_prompt_truncation is cut
 
 
 def test_comments_hold_what_the_script_says(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raising import raising
 
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.formats import Conversation, Message
@@ -370,7 +371,7 @@ def test_a_tokenizer_without_character_offsets_gives_prompts() -> None:
     assert encoder.tokenizer.convert_ids_to_tokens(ChatEncoder(encoder.tokenizer, CHATML.template).turn_ends) == [
         "<|im_end|>"
     ]
-    with pytest.raises(DataError, match=r"tokenizer\.json"):
+    with raising(DataError, key="tokenizer.json"):
         encoder.conversations([Conversation(TALK)])
 
 

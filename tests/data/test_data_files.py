@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from raising import raising
 
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.data.files import looks_local, read_rows
@@ -95,7 +96,7 @@ def test_a_list_of_paths_is_one_data_set(tmp_path):
     config = TasksetConfig.model_validate({"path": [f"{tmp_path}/parts", f"{tmp_path}/b.*"]})
     assert read_rows(config.path).rows == rows
     assert read_rows(TasksetConfig.model_validate(config.model_dump()).path).rows == rows
-    with pytest.raises(DataError, match=r"folder \S+/none.jsonl;"):
+    with raising(DataError, key=f"{tmp_path}/none.jsonl"):
         read_rows(TasksetConfig(path=[f"{tmp_path}/b.jsonl", f"{tmp_path}/none.jsonl"]).path)
 
 
@@ -111,7 +112,7 @@ def test_unread_files_of_a_split_are_logged(tmp_path, caplog):
 def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
     for name in names:
         jsonl(tmp_path / name, ROWS)
-    with pytest.raises(DataError, match=", ".join(names)):
+    with raising(DataError, key="split"):
         read_rows(str(tmp_path))
 
 
@@ -122,7 +123,7 @@ def test_subset_without_a_folder_is_ignored(tmp_path):
 
 def test_a_folder_of_one_file_is_its_train_split(tmp_path):
     jsonl(tmp_path / "math_problems.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"'test'.*math_problems.jsonl"):
+    with raising(DataError, key="split"):
         read_rows(str(tmp_path), "test")
 
 
@@ -213,7 +214,7 @@ def test_unclosed_csv_quote_is_reported(tmp_path, broken, kept, line, reason):
 )
 def test_files_that_cannot_be_read_at_all(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=name):
+    with raising(DataError, key=str(tmp_path / name)):
         read_rows(str(tmp_path / name))
 
 
@@ -287,12 +288,9 @@ def test_nulls_of_json_are_kept(tmp_path):
 
 
 def test_missing_paths(tmp_path):
-    with pytest.raises(DataError, match="nowhere"):
-        read_rows(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match="path"):
-        read_rows("")
-    with pytest.raises(DataError, match=str(tmp_path)):
-        read_rows(str(tmp_path))
+    for path, key in ((f"{tmp_path}/nowhere", f"{tmp_path}/nowhere"), ("", "path"), (str(tmp_path), "split")):
+        with raising(DataError, key=key):
+            read_rows(path)
 
 
 @pytest.mark.parametrize("path", ["./x", "/x/y", "~/x", "a/b/c", "data.jsonl", "gsm8k/train.parquet"])
@@ -335,15 +333,15 @@ def test_sql_table_in_key_order(tmp_path):
         connection.executemany("insert into gsm8k values (?, ?)", [(2, "b"), (1, "a")])
     url = f"sqlite:///{tmp_path / 'tasks.db'}"
     assert read_rows(url, storage="sql", table="gsm8k").rows == [{"id": 1, "question": "a"}, {"id": 2, "question": "b"}]
-    with pytest.raises(DataError, match=r"'none'.*gsm8k"):
+    with raising(DataError, key="none"):
         read_rows(url, storage="sql", table="none")
-    with pytest.raises(DataError, match="queue"):
+    with raising(DataError, key="storage_type"):
         read_rows(url, storage="queue")
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path):
     (tmp_path / "train.csv").write_text("question,answer,question\na,b,c\n")
-    with pytest.raises(DataError, match="'question'"):
+    with raising(DataError, key="question"):
         read_rows(str(tmp_path / "train.csv"))
 
 
@@ -383,7 +381,7 @@ def test_what_datasets_saved_to_disk_is_read(tmp_path):
     )
     assert read_rows(str(tmp_path / "splits"), "train").rows == ROWS
     assert read_rows(str(tmp_path / "splits"), "test").rows == [ROWS[1]]
-    with pytest.raises(DataError, match="validation"):
+    with raising(DataError, key="split"):
         read_rows(str(tmp_path / "splits"), "validation")
 
 
@@ -392,7 +390,7 @@ def test_a_pattern_names_files_that_are_one_data_set(tmp_path):
         jsonl(tmp_path / name, [{"file": name}])
     assert [row["file"] for row in read_rows(f"{tmp_path}/**/a.*").rows] == ["easy/a.jsonl", "hard/a.jsonl"]
     assert [row["file"] for row in read_rows(f"{tmp_path}/easy/*").rows] == ["easy/a.jsonl", "easy/b.jsonl"]
-    with pytest.raises(DataError, match=r"no data file matches"):
+    with raising(DataError, key=f"{tmp_path}/*.csv"):
         read_rows(f"{tmp_path}/*.csv")
 
 
@@ -411,7 +409,7 @@ def test_parts_without_a_split_are_the_train_split(tmp_path, names):
 def test_files_of_other_names_are_no_train_split(tmp_path, names):
     for name in names:
         jsonl(tmp_path / name, [{"a": 1}])
-    with pytest.raises(DataError, match="no split"):
+    with raising(DataError, key="split"):
         read_rows(str(tmp_path))
 
 
@@ -420,8 +418,8 @@ def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
 
     whole = gzip.compress(b'{"a": 1}\n' * 10000)
     (tmp_path / "x.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz"):
+    with raising(DataError, key=str(tmp_path / "x.jsonl.gz")):
         read_rows(str(tmp_path / "x.jsonl.gz"))
     (tmp_path / "x.jsonl.gz").write_bytes(b'{"a": 1}\n')
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz"):
+    with raising(DataError, key=str(tmp_path / "x.jsonl.gz")):
         read_rows(str(tmp_path / "x.jsonl.gz"))

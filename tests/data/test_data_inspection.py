@@ -121,8 +121,8 @@ def test_an_answer_of_zero_is_an_answer(answer: Any) -> None:
 def test_a_bad_row_does_not_hide_the_format(place: int) -> None:
     rows: list[dict[str, Any]] = [{"question": "1+1?", "answer": "2"}] * 20
     for bad in ({"question": None, "answer": None}, {"x": 1}, {"question": 3, "answer": [3]}):
-        given = [*rows[:place], bad, *rows[place + 1 :]]
-        assert guessed_format(given, "demonstrations") == {"prompt_key": "question", "response_key": "answer"}
+        mixed_rows = [*rows[:place], bad, *rows[place + 1 :]]
+        assert guessed_format(mixed_rows, "demonstrations") == {"prompt_key": "question", "response_key": "answer"}
     assert guessed_format([*rows[:9], *[{"x": 1}] * 9], "tasks") == {}
 
 
@@ -207,13 +207,13 @@ def test_rows_of_tool_n1_need_no_format(given: dict[str, Any], tmp_path: Path) -
     given["buffer"]["explorer_input"] = {"taskset": tasks}
     [report] = inspect(config_from_dict(given))
     assert report.rows == 2 and not report.problem
-    assert [each.reason.split(" (")[0] for each in report.rejected] == [
+    assert [row.reason.split(" (")[0] for row in report.rejected] == [
         f"column 'conversations' has a turn from 'bot', not one of {', '.join(ROLES)}",
         "column 'answer'",
     ]
     first, second = ("".join(text for text, _ in shown.spans) for shown in report.examples)
-    for said in (first, second):
-        assert row["raw_system"] in said and '"type": "function", "function": {"name": "news"' in said
+    for one in (first, second):
+        assert row["raw_system"] in one and '"type": "function", "function": {"name": "news"' in one
     assert second.count("<tool_call>") == first.count("<tool_call>") + 1
     assert '<tool_call>\n{"name": "news", "arguments": {"country": "Fiji"}}' in second and "Really?" in second
 
@@ -242,10 +242,10 @@ def test_control_characters_of_rows_are_shown_not_obeyed(given: dict[str, Any], 
     write_jsonl(tmp_path / "train.jsonl", [{"question": HOSTILE, "answer": "2"}, {"question": "1\n2", HOSTILE: 1}])
     given["model"]["max_prompt_tokens"] = 500
     report, _ = inspect(config_from_dict(given), examples=2)
-    said = report_text(report, colour=False)
-    assert not [letter for letter in said if letter != "\n" and not letter.isprintable()]
-    assert r"\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e" in said
-    assert said.count("\x1b") == 0 and report_text(report, colour=True).replace(LOSS, "").count("\x1b[2J") == 0
+    text = report_text(report, colour=False)
+    assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
+    assert r"\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e" in text
+    assert text.count("\x1b") == 0 and report_text(report, colour=True).replace(LOSS, "").count("\x1b[2J") == 0
 
 
 def test_inputs_of_instructions_make_prompts_differ(given: dict[str, Any], tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.data.experience import Experience, arrays_json, from_bytes, from_json, to_bytes
 from trinity_core.errors import DataError
@@ -42,13 +42,13 @@ def test_bytes_round_trip(those):
 
 
 def test_lengths_must_agree():
-    with pytest.raises(DataError, match="logprobs"):
+    with raising(DataError, key="logprobs"):
         Experience(np.arange(5), 2, np.ones(3), logprobs=np.zeros(2))
-    with pytest.raises(DataError, match="temperature"):
+    with raising(DataError, key="temperature"):
         Experience(np.arange(5), 2, np.ones(3), temperature=np.ones(2))
-    with pytest.raises(DataError, match="temperature"):
+    with raising(DataError, key="temperature"):
         Experience(np.arange(5), 2, np.ones(3), temperature=0.0)
-    with pytest.raises(DataError, match="prompt"):
+    with raising(DataError, key="prompt_length"):
         Experience(np.arange(2), 2, np.ones(0))
 
 

@@ -2,6 +2,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from raising import raising
 
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data import formats
@@ -32,7 +33,7 @@ def test_field_within_a_column_has_a_dot():
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a"},
     ]
-    with pytest.raises(DataError, match=r"no column 'extra\.question'"):
+    with raising(DataError, key="extra.question"):
         formats.prompt_messages({"extra": "text"}, nested)
 
 
@@ -84,15 +85,15 @@ def test_turns_are_messages():
     assert system == {"role": "system", "content": "s"}
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", *["assistant"] * 3]
     assert [message["content"] for message in messages] == ["q", "", '{"found": 3}', "a", "no call", ""]
-    made = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
-    assert made[1] == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": 2}}]
-    assert made[5] == [{"name": "h", "arguments": {}}] and not any(made[i] for i in (0, 2, 3, 4))
+    functions = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
+    assert functions[1] == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": 2}}]
+    assert functions[5] == [{"name": "h", "arguments": {}}] and not any(functions[i] for i in (0, 2, 3, 4))
     assert formats.prompt_messages(row, form) == [system, *messages[:3]]
     better, worse = formats.preference(
         {"messages": turns[:1], "chosen": turns[3], "rejected": {"from": "gpt", "value": "b"}},
         FormatConfig(prompt_type="messages"),
     )
-    assert [each.messages[-1]["content"] for each in (better, worse)] == ["a", "b"]
+    assert [conversation.messages[-1]["content"] for conversation in (better, worse)] == ["a", "b"]
 
 
 def test_turns_and_messages_of_one_parquet_file():
@@ -153,7 +154,7 @@ def test_preferred_messages_may_be_json_and_must_be_whole():
     text = json.dumps([{"role": "assistant", "content": "yes"}])
     better, _ = formats.preference({"messages": [USER], "chosen": text, "rejected": "no"}, form)
     assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": text[:-3], "rejected": "no"}, form)
 
 
@@ -180,7 +181,7 @@ def test_preferences_in_plaintext():
     ],
 )
 def test_prompts_that_are_no_text_are_refused(prompt):
-    with pytest.raises(DataError, match="'prompt'"):
+    with raising(DataError, key="prompt"):
         formats.prompt_messages({"prompt": prompt}, FormatConfig())
 
 
@@ -212,13 +213,13 @@ def test_a_missing_column_is_named_with_its_key():
 
 def test_unusable_demonstrations_are_refused():
     form = FormatConfig(prompt_type="messages", tools_key="tools")
-    with pytest.raises(DataError, match="messages"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER]}, form)
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
-    with pytest.raises(DataError, match="chosen"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
-    with pytest.raises(DataError, match="tools"):
+    with raising(DataError, key="tools"):
         formats.tools({"tools": [1]}, form)
 
 
@@ -243,43 +244,43 @@ def arguments_of(message):
 
 def calling(*arguments):
     """An answer that calls tools with these arguments."""
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": value}} for value in arguments]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def test_arguments_of_calls_may_be_json_text():
     """As OpenAI's API has them; chat templates encode what they are given."""
-    said = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
-    [_, answer] = formats.demonstration({"messages": [USER, said]}, MESSAGES).messages
+    calls = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
+    [_, answer] = formats.demonstration({"messages": [USER, calls]}, MESSAGES).messages
     assert arguments_of(answer) == [{"a": [1, None]}, {"a": "{}"}, {}, {}]
     assert {call["id"] for call in answer["tool_calls"]} == {"c"}
-    as_text = {**said, "tool_calls": json.dumps(said["tool_calls"])}
+    as_text = {**calls, "tool_calls": json.dumps(calls["tool_calls"])}
     assert formats.demonstration({"messages": [USER, as_text]}, MESSAGES).messages[1] == answer
-    asked = formats.prompt_messages({"messages": [USER, said, RESULT]}, MESSAGES)
+    asked = formats.prompt_messages({"messages": [USER, calls, RESULT]}, MESSAGES)
     assert asked[1] == answer
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", [1], "3", 3])
 def test_arguments_that_are_no_object_are_refused(arguments):
-    with pytest.raises(DataError, match="arguments"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER, calling(arguments)]}, MESSAGES)
 
 
 @pytest.mark.parametrize("calls", ["[", "f()", {"name": "f"}, [1], [{"function": "f"}], [{"function": {}}]])
 def test_calls_that_are_none_are_refused(calls):
-    with pytest.raises(DataError, match="tool_calls"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": calls}]}, MESSAGES)
 
 
 def test_a_call_without_function_around_it_gets_it():
     bare = {"name": "f", "arguments": '{"a": 1}'}
     wrapped = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    said = formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": [bare]}]}, MESSAGES)
-    assert said.messages[1]["tool_calls"] == [wrapped]
+    demonstration = formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": [bare]}]}, MESSAGES)
+    assert demonstration.messages[1]["tool_calls"] == [wrapped]
     legacy = {"role": "assistant", "content": None, "function_call": bare}
     result = {"role": "function", "name": "f", "content": "3"}
-    said = formats.demonstration({"messages": [USER, legacy, result, ANSWER]}, MESSAGES)
-    assert said.messages[1:3] == [
+    demonstration = formats.demonstration({"messages": [USER, legacy, result, ANSWER]}, MESSAGES)
+    assert demonstration.messages[1:3] == [
         {"role": "assistant", "tool_calls": [wrapped]},
         {"role": "tool", "name": "f", "content": "3"},
     ]
@@ -296,7 +297,7 @@ def test_parts_of_text_are_joined_as_the_openai_api_joins_them():
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, 3])
 def test_parts_that_are_no_text_are_refused(part):
-    with pytest.raises(DataError, match="text"):
+    with raising(DataError, key="messages"):
         formats.prompt_messages({"messages": [{"role": "user", "content": [part]}]}, MESSAGES)
 
 
@@ -328,7 +329,7 @@ def test_answers_of_weight_0_carry_no_loss():
     ids=["nothing to learn", "the last answer", "half", "text", "of a user"],
 )
 def test_weights_that_cannot_be_heeded_are_refused(messages, form):
-    with pytest.raises(DataError, match="weight"):
+    with raising(DataError, key="messages"):
         formats.demonstration({"messages": messages}, form)
 
 
@@ -344,9 +345,9 @@ def test_the_input_of_an_instruction_follows_it():
     named = FormatConfig(prompt_key="q", input_key="more")
     assert formats.prompt_messages({"q": "Add.", "more": "1", "input": "2"}, named)[0]["content"] == "Add.\n\n1"
     assert formats.prompt_messages({"prompt": "Add.", "input": "2"}, FormatConfig())[0]["content"] == "Add."
-    with pytest.raises(DataError, match="'input'"):
+    with raising(DataError, key="input"):
         formats.prompt_messages({**row, "input": 3}, form)
-    with pytest.raises(DataError, match="'more'"):
+    with raising(DataError, key="more"):
         formats.prompt_messages({"q": "Add."}, named)
 
 
@@ -363,7 +364,7 @@ def test_the_input_of_an_instruction_follows_it():
 )
 def test_pairs_whose_earlier_turns_differ_are_refused(chosen, rejected):
     """The loss is on the last answers, whose log-probs say nothing of a preference under other prompts."""
-    with pytest.raises(DataError, match=r"chosen.*rejected.*message \d"):
+    with raising(DataError, key="chosen"):
         formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
 
 
@@ -373,5 +374,5 @@ def test_pairs_compare_what_is_written_not_how():
     rejected = [{**USER, "name": None}, calling({"a": 1}), RESULT, {**ANSWER, "content": "b"}]
     better, worse = formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
     assert better.messages[:-1] == worse.messages[:-1]
-    with pytest.raises(DataError, match="weight"):
+    with raising(DataError, key="chosen"):
         formats.preference({"messages": [USER], "chosen": {**ANSWER, "weight": 0}, "rejected": "b"}, MESSAGES)

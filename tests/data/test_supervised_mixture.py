@@ -21,8 +21,8 @@ shares = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=4)
 def test_apportioned_rows_add_up_and_never_shrink(count: int, weights: list[float]) -> None:
     now, then = apportioned(count, weights), apportioned(count + 1, weights)
     assert sum(now) == count and all(0 <= a <= b for a, b in zip(now, then, strict=True))
-    for found, weight in zip(now, weights, strict=True):
-        assert abs(found - count * weight / sum(weights)) <= len(weights)
+    for drawn, weight in zip(now, weights, strict=True):
+        assert abs(drawn - count * weight / sum(weights)) <= len(weights)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import sqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
@@ -19,9 +20,9 @@ INSERT = f"INSERT INTO {TABLE} (task) VALUES (?)"
 
 @pytest.fixture
 def queue(tmp_path):
-    made = TaskQueue(tmp_path / "new" / "tasks.db", 'of "users"')
-    made.create()
-    return made
+    new_queue = TaskQueue(tmp_path / "new" / "tasks.db", 'of "users"')
+    new_queue.create()
+    return new_queue
 
 
 def opened(queue, **settings):
@@ -47,7 +48,7 @@ def test_a_queue_ends_once(queue):
     queue.end()
     taskset = opened(queue)
     assert taskset.ended and len(taskset) == 1 and queue.count() == (1, True)
-    with pytest.raises(DataError, match="ended"):
+    with raising(DataError, key=queue.name):
         queue.add([{"prompt": "b"}])
     with sqlite3.connect(queue.path) as anyone:
         anyone.execute(INSERT, ('{"prompt": "late"}',))
@@ -61,7 +62,7 @@ def test_bad_tasks_are_set_aside_with_their_number(queue, caplog):
             anyone.execute(INSERT, (text,))
     taskset = opened(queue)
     assert [row["prompt"] for row in taskset.rows] == ["a", "c"]
-    assert [each.location.line for each in taskset.rejected] == [2, 3, 4]
+    assert [row.location.line for row in taskset.rejected] == [2, 3, 4]
     assert len(caplog.records) == 3
 
 
@@ -79,7 +80,7 @@ def test_arrivals_and_resumes_never_change_the_order(tmp_path_factory, arrivals,
     """Whatever arrives when, and wherever the run is killed: each task once, in the order of arrival."""
     queue = TaskQueue(tmp_path_factory.mktemp("queue") / "tasks.db", "q")
     queue.create()
-    made = TaskSchedule([opened(queue)], batch_size, 0)
+    order = TaskSchedule([opened(queue)], batch_size, 0)
     drawn, added, position = [], 0, None
     for count in [*arrivals, None]:
         if count is None:
@@ -88,54 +89,54 @@ def test_arrivals_and_resumes_never_change_the_order(tmp_path_factory, arrivals,
             queue.add([{"prompt": str(added + i)} for i in range(count)])
             added += count
         if data.draw(st.booleans()):
-            made = TaskSchedule([opened(queue)], batch_size, 0)
-            made.resume(position)
-        while not made.missing(made.step + 1) and not made.is_exhausted:
-            made.begin(made.step + 1)
-            tasks = made.draw(batch_size)
+            order = TaskSchedule([opened(queue)], batch_size, 0)
+            order.resume(position)
+        while not order.missing(order.step + 1) and not order.is_exhausted:
+            order.begin(order.step + 1)
+            tasks = order.draw(batch_size)
             if data.draw(st.booleans()):  # killed before the step was stored
-                made = TaskSchedule([opened(queue)], batch_size, 0)
-                made.resume(position)
+                order = TaskSchedule([opened(queue)], batch_size, 0)
+                order.resume(position)
                 continue
             drawn += [task.index for task in tasks]
-            assert len(tasks) == batch_size or made.is_exhausted
-            position = made.position()
-    assert drawn == list(range(added)) and made.is_exhausted
+            assert len(tasks) == batch_size or order.is_exhausted
+            position = order.position()
+    assert drawn == list(range(added)) and order.is_exhausted
 
 
 def test_a_queue_is_mixed_with_other_tasks_by_weight(queue):
     rows = [{"prompt": str(i)} for i in range(9)]
     config = TasksetConfig(name="file", path="x", weight=1, task_selector=TaskSelectorConfig(selector_type="shuffle"))
     own = Taskset(config, rows, [RowLocation("x", i) for i in range(9)])
-    made = TaskSchedule([own, opened(queue, weight=3)], 4, 0)
-    assert made.missing(1) == {"q": 3}
+    order = TaskSchedule([own, opened(queue, weight=3)], 4, 0)
+    assert order.missing(1) == {"q": 3}
     queue.add([{"prompt": "a"}, {"prompt": "b"}])
-    assert made.missing(1) == {"q": 1}
+    assert order.missing(1) == {"q": 1}
     queue.add([{"prompt": "c"}, {"prompt": "d"}])
-    assert made.missing(1) == {}
-    made.begin(1)
-    assert sorted(task.taskset for task in made.draw(4)) == ["file", "q", "q", "q"]
+    assert order.missing(1) == {}
+    order.begin(1)
+    assert sorted(task.taskset for task in order.draw(4)) == ["file", "q", "q", "q"]
     queue.end()
-    assert made.missing(2) == {} and not made.is_exhausted
-    made.begin(2)
-    tasks = made.draw(4)
-    assert sorted(task.taskset for task in tasks) == ["file", "q"] and made.is_exhausted
-    assert len({task.group for task in tasks + made.draw(2)}) >= len(tasks)
+    assert order.missing(2) == {} and not order.is_exhausted
+    order.begin(2)
+    tasks = order.draw(4)
+    assert sorted(task.taskset for task in tasks) == ["file", "q"] and order.is_exhausted
+    assert len({task.group for task in tasks + order.draw(2)}) >= len(tasks)
 
 
 def test_a_queue_that_lost_tasks_is_refused(queue):
     queue.add([{"prompt": "a"}, {"prompt": "b"}])
-    made = TaskSchedule([opened(queue)], 2, 0)
-    made.begin(1)
-    made.draw(2)
-    position = made.position()
+    tasks = TaskSchedule([opened(queue)], 2, 0)
+    tasks.begin(1)
+    tasks.draw(2)
+    position = tasks.position()
     with sqlite3.connect(queue.path) as anyone:
         anyone.execute(f"DELETE FROM {TABLE}")
-    with pytest.raises(DataError, match="'q'"):
+    with raising(DataError, key="q"):
         TaskSchedule([opened(queue)], 2, 0).resume(position)
 
 
 def test_a_file_that_is_no_queue_is_refused(tmp_path):
     (tmp_path / "tasks.db").write_text("not a database " * 100)
-    with pytest.raises(DataError, match=r"tasks\.db"):
+    with raising(DataError, key="q"):
         TaskQueue(tmp_path / "tasks.db", "q").create()

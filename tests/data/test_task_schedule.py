@@ -1,11 +1,11 @@
 import json
-import re
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
@@ -37,9 +37,9 @@ def schedule(counts, selector, batch_size, seed):
     return TaskSchedule([taskset(size, selector, f"t{i}") for i, size in enumerate(counts)], batch_size, seed)
 
 
-def tasks(made, step, count=None):
-    made.begin(step)
-    return made.draw(count or made.batch_size)
+def tasks(order, step, count=None):
+    order.begin(step)
+    return order.draw(count or order.batch_size)
 
 
 def names(drawn):
@@ -51,19 +51,19 @@ def score(task, step):
     return [float((task.index + run + step) % 4 == 0) for run in range(3)] if (task.index + step) % 5 else []
 
 
-def steps_of(made, plan, first=1):
+def steps_of(order, plan, first=1):
     """The tasks of each step, and the positions after it, as a run stores them."""
     drawn, positions = [], []
     for step, counts in enumerate(plan, first):
-        made.begin(step)
-        given = []
+        order.begin(step)
+        indices = []
         for count in counts:
-            further = made.draw(count)
-            given += further
+            further = order.draw(count)
+            indices += further
             for task in further:
-                made.observe(task, score(task, step))
-        drawn.append(names(given))
-        positions.append(json.loads(json.dumps(made.position())))
+                order.observe(task, score(task, step))
+        drawn.append(names(indices))
+        positions.append(json.loads(json.dumps(order.position())))
     return drawn, positions
 
 
@@ -92,17 +92,17 @@ def test_a_killed_run_draws_the_same_tasks_again(counts, names_, weighed, seed, 
     assert steps_of(resumed, plan[stop:], stop + 1) == (expected[stop:], positions[stop:])
 
 
-def steps_ahead(made, plan):
+def steps_ahead(order, plan):
     """An explorer that was ahead of the checkpoint to which its trainer goes back."""
-    steps_of(made, plan)
-    return made
+    steps_of(order, plan)
+    return order
 
 
 @given(sizes, st.sampled_from(["sequential", "shuffle", "priority", "offline_easy2hard"]), st.integers(0, 5))
 def test_an_epoch_takes_every_row_once(counts, selector, seed):
-    made = schedule(counts, selector, sum(counts), seed)
+    order = schedule(counts, selector, sum(counts), seed)
     for step in (1, 2, 3):
-        taken = sorted((task.taskset, task.index) for task in tasks(made, step))
+        taken = sorted((task.taskset, task.index) for task in tasks(order, step))
         assert taken == [(f"t{source}", row) for source, size in enumerate(counts) for row in range(size)]
 
 
@@ -114,14 +114,14 @@ def test_rows_do_not_depend_on_batch_boundaries(counts, selector, first, second)
 
 
 def test_sequential_is_file_order_and_flows_over_the_end():
-    made = schedule([5], "sequential", 3, 0)
-    assert [[task.index for task in tasks(made, step)] for step in (1, 2, 3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
+    order = schedule([5], "sequential", 3, 0)
+    assert [[task.index for task in tasks(order, step)] for step in (1, 2, 3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
 
 
 def test_shuffle_differs_by_epoch_and_seed():
     def epochs(seed):
-        made = schedule([50], "shuffle", 50, seed)
-        return [[task.index for task in tasks(made, step)] for step in (1, 2)]
+        order = schedule([50], "shuffle", 50, seed)
+        return [[task.index for task in tasks(order, step)] for step in (1, 2)]
 
     first, second = epochs(1)
     assert first != second and epochs(2)[0] != first and sorted(first) == list(range(50))
@@ -129,10 +129,10 @@ def test_shuffle_differs_by_epoch_and_seed():
 
 def test_the_shuffled_order_follows_from_seed_and_epoch():
     """A run goes on in this order after an update of the project."""
-    made = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
+    order = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
     mixed = np.random.default_rng([3, 2, 0]).permutation([0, 0, 0, 0, 1, 1, 1])
     rows = [iter(np.random.default_rng([3, source, 0]).permutation(size)) for source, size in ((0, 4), (1, 3))]
-    assert [(t.taskset, t.index) for t in tasks(made, 1)] == [("ab"[source], next(rows[source])) for source in mixed]
+    assert [(t.taskset, t.index) for t in tasks(order, 1)] == [("ab"[source], next(rows[source])) for source in mixed]
 
 
 def test_random_draws_with_replacement():
@@ -141,15 +141,15 @@ def test_random_draws_with_replacement():
 
 
 def test_tasksets_are_mixed_in_proportion():
-    made = schedule([300, 100], "shuffle", 20, 3)
-    taken = Counter(task.taskset for step in range(1, 11) for task in tasks(made, step))
+    order = schedule([300, 100], "shuffle", 20, 3)
+    taken = Counter(task.taskset for step in range(1, 11) for task in tasks(order, step))
     assert 120 < taken["t0"] < 180 and taken["t0"] + taken["t1"] == 200
 
 
 def test_weights_say_how_many_tasks_each_set_gives():
     sets = [taskset(10, name="a", weight=3), taskset(500, name="b", weight=1), taskset(5, name="c", weight=0)]
-    made = TaskSchedule(sets, 8, 0)
-    assert [Counter(task.taskset for task in tasks(made, step)) for step in (1, 2, 3)] == [{"a": 6, "b": 2}] * 3
+    order = TaskSchedule(sets, 8, 0)
+    assert [Counter(task.taskset for task in tasks(order, step)) for step in (1, 2, 3)] == [{"a": 6, "b": 2}] * 3
     a, b = taskset(10, name="a", weight=1), taskset(10, name="b", weight=2)
     uneven = TaskSchedule([a, b], 4, 0)
     counts = [Counter(task.taskset for task in tasks(uneven, step))["b"] for step in range(1, 601)]
@@ -160,8 +160,8 @@ def test_weights_change_linearly_from_step_to_step():
     sets = [taskset(9, name="a"), taskset(9, name="b")]
     for one, by_step in zip(sets, ({"2": 1, "6": 0}, {"2": 0, "6": 1}), strict=True):
         one.config = one.config.with_values({"weight_by_step": by_step})
-    made = TaskSchedule(sets, 8, 0)
-    counts = [Counter(task.taskset for task in tasks(made, step))["b"] for step in range(1, 9)]
+    order = TaskSchedule(sets, 8, 0)
+    counts = [Counter(task.taskset for task in tasks(order, step))["b"] for step in range(1, 9)]
     assert counts == [0, 0, 2, 4, 6, 8, 8, 8]
 
 
@@ -172,21 +172,19 @@ def test_a_selector_may_have_its_own_seed():
 
 
 def test_groups_are_unique_and_name_the_explorer():
-    made = TaskSchedule([taskset(2)], 4, 0, explorer="explorer_new")
-    made.begin(3)
-    groups = [task.group for task in made.draw(3) + made.draw(2)]
+    order = TaskSchedule([taskset(2)], 4, 0, explorer="explorer_new")
+    order.begin(3)
+    groups = [task.group for task in order.draw(3) + order.draw(2)]
     assert groups == [f"explorer_new/3/{slot}" for slot in range(5)]
 
 
 def test_rollouts_of_a_step_are_known_beforehand():
     twice, thrice = taskset(6, name="a"), taskset(6, name="b")
-    twice.config, thrice.config = (
-        each.config.with_values({"repeat_times": n}) for each, n in ((twice, 2), (thrice, 3))
-    )
-    made = TaskSchedule([twice, thrice], 5, 0)
+    twice.config, thrice.config = (one.config.with_values({"repeat_times": n}) for one, n in ((twice, 2), (thrice, 3)))
+    order = TaskSchedule([twice, thrice], 5, 0)
     for step in range(1, 6):
-        expected = made.rollouts(step)
-        assert expected == sum(task.repeat_times for task in tasks(made, step))
+        expected = order.rollouts(step)
+        assert expected == sum(task.repeat_times for task in tasks(order, step))
 
 
 def test_steps_of_gsm8k_in_the_quick_start():
@@ -195,12 +193,12 @@ def test_steps_of_gsm8k_in_the_quick_start():
 
 
 def test_a_position_of_other_data_is_refused():
-    made = schedule([5], "shuffle", 3, 0)
-    tasks(made, 1)
-    position = made.position()
-    with pytest.raises(DataError, match="tasksets"):
+    order = schedule([5], "shuffle", 3, 0)
+    tasks(order, 1)
+    position = order.position()
+    with raising(DataError, key="tasksets"):
         schedule([6], "shuffle", 3, 0).resume(position)
-    with pytest.raises(DataError, match="batch_size"):
+    with raising(DataError, key="batch_size"):
         schedule([5], "shuffle", 4, 0).resume(position)
 
 
@@ -214,24 +212,24 @@ def test_a_position_of_other_data_is_refused():
     ],
 )
 def test_a_position_of_another_selector_is_refused(now, key):
-    made = TaskSchedule([taskset(5, "difficulty_based", seed=1, m=4)], 3, 0)
-    ((_,), (position,)) = steps_of(made, [[3]])
+    order = TaskSchedule([taskset(5, "difficulty_based", seed=1, m=4)], 3, 0)
+    ((_,), (position,)) = steps_of(order, [[3]])
     changed = TaskSchedule([now], 3, 0)
     if key is None:
         changed.resume(position | {"evaluated": 4}, lambda: [position])
         return
-    with pytest.raises(DataError, match=re.escape(key)):
+    with raising(DataError, key=key):
         changed.resume(position, lambda: [position])
 
 
 def test_changed_features_and_a_lost_history_are_refused():
-    made = TaskSchedule([taskset(5, "difficulty_based")], 3, 0)
-    _, positions = steps_of(made, [[3], [3]])
+    order = TaskSchedule([taskset(5, "difficulty_based")], 3, 0)
+    _, positions = steps_of(order, [[3], [3]])
     other = taskset(5, "difficulty_based")
     other.rows[2]["q"] = 0.99
     with pytest.raises(DataError, match=r"values of task_selector\.feature_keys"):
         TaskSchedule([other], 3, 0).resume(positions[-1], lambda: positions)
-    with pytest.raises(DataError, match="store"):
+    with raising(DataError, key="task_selector"):
         TaskSchedule([taskset(5, "difficulty_based")], 3, 0).resume(positions[-1], lambda: positions[1:])
 
 
@@ -239,16 +237,16 @@ def test_changed_features_and_a_lost_history_are_refused():
 @pytest.mark.parametrize("change", ["reversed", "other rows", "other answer"])
 def test_changed_rows_are_refused(selector, change):
     """Half of an epoch is drawn, then the file is changed, but not its number of rows."""
-    made = TaskSchedule([taskset(8, selector)], 4, 0)
-    tasks(made, 1)
-    position = json.loads(json.dumps(made.position()))
+    order = TaskSchedule([taskset(8, selector)], 4, 0)
+    tasks(order, 1)
+    position = json.loads(json.dumps(order.position()))
     changed = taskset(8, selector, name="other" if change == "other rows" else "t")
-    changed.config = made.tasksets[0].config
+    changed.config = order.tasksets[0].config
     if change == "reversed":
         changed.rows.reverse()
     if change == "other answer":
         changed.rows[7]["answer"] = "4"
-    with pytest.raises(DataError, match="fingerprint"):
+    with raising(DataError, key="fingerprint of the usable rows"):
         TaskSchedule([changed], 4, 0).resume(position)
     TaskSchedule([taskset(8, selector)], 4, 0).resume(position)
     del position["fingerprint of the usable rows"]  # as a release before the fingerprint stored it
@@ -256,15 +254,15 @@ def test_changed_rows_are_refused(selector, change):
 
 
 def test_reordered_tasksets_are_refused():
-    made = TaskSchedule([taskset(5, name="a"), taskset(5, name="b")], 3, 0)
-    with pytest.raises(DataError, match="tasksets"):
-        TaskSchedule([taskset(5, name="b"), taskset(5, name="a")], 3, 0).resume(made.position())
+    order = TaskSchedule([taskset(5, name="a"), taskset(5, name="b")], 3, 0)
+    with raising(DataError, key="tasksets"):
+        TaskSchedule([taskset(5, name="b"), taskset(5, name="a")], 3, 0).resume(order.position())
 
 
 def test_nothing_to_schedule():
-    with pytest.raises(DataError, match="task set"):
+    with raising(DataError, key="buffer.explorer_input.taskset"):
         TaskSchedule([], 1, 0)
-    with pytest.raises(InputError, match="best"):
+    with raising(InputError, key="best"):
         TaskSchedule([taskset(1, "best")], 1, 0)
 
 

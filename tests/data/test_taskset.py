@@ -2,6 +2,7 @@ import json
 import logging
 
 import pytest
+from raising import raising
 
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, TasksetConfig
 from trinity_core.data.task import Task
@@ -72,7 +73,7 @@ def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):
     config = written(tmp_path, [{"prompt": "a"}] * 7)
     with pytest.raises(DataError, match=r"train\.jsonl:1: .*'question' \(format\.prompt_key\).* prompt"):
         Taskset.open(config, seed=0)
-    with pytest.raises(DataError, match="gsm8k"):
+    with raising(DataError, key="gsm8k"):
         Taskset.open(written(tmp_path, []), seed=0)
 
 
@@ -84,7 +85,7 @@ def test_long_prompts_are_rejected_at_the_start(tmp_path, encoder):
     assert [str(row.location).split(":")[-1] for row in taskset.rejected] == ["2"]
     assert [task.location for task in taskset.tasks()] == [f"{tmp_path}/train.jsonl:{line}" for line in (1, 3)]
     assert not Taskset.open(config, seed=0, prompts=PromptCheck(encoder)).rejected  # where prompts are cut
-    with pytest.raises(DataError, match="gsm8k"):
+    with raising(DataError, key="gsm8k"):
         Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 3))
 
 

@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+from raising import raising
 
 from trinity_core.data import tiny
 from trinity_core.data.tiny import NAMES, QUESTION, SUBTRACTIONS, THINGS
@@ -40,12 +41,12 @@ def test_worked_examples_rarely_subtract():
     assert shares(splits["sft"]) == pytest.approx((0.2, 0.012), abs=0.03)
     digits = re.findall(r"\d", " ".join(row["question"] for row in splits["sft"]))
     assert set(digits) == set("123456")
-    with pytest.raises(DataError, match="9 at most, not to 12"):
+    with raising(DataError, key="largest"):
         tiny.Difficulty(largest=12)
 
 
 def test_asking_for_too_many_problems_raises():
-    with pytest.raises(DataError, match="there are not 12000 more different problems; ask for fewer rows"):
+    with raising(DataError, key="count"):
         tiny.make_problems(1, 12_000, 10, 10, tiny.Difficulty(largest=2, subtractions=0.1))
 
 
@@ -69,10 +70,10 @@ def test_folder_loads_with_transformers_alone(tmp_path):
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.tie_word_embeddings and model.num_parameters() == folders.parameters
     assert tokenizer.eos_token_id == model.generation_config.eos_token_id
-    made = tiny.make_tokenizer()
+    new = tiny.make_tokenizer()
     row = json.loads((folders.data / "train.jsonl").read_text().splitlines()[0])
     for text in (row["question"], row["answer"], "12 €.\n\nOther   words"):
-        assert tokenizer.encode(text) == made.encode(text)
+        assert tokenizer.encode(text) == new.encode(text)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["question"]}], return_dict=False)
     assert len(prompt) <= 30
     with torch.no_grad():

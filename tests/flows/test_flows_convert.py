@@ -62,13 +62,13 @@ def test_convert_takes_the_last_trained_stage_or_the_named_one(convert: Any, tmp
     assert convert(config) == [str(rft)] and list(rft.glob("*.safetensors"))
     assert not list(sft.glob("*.safetensors"))
     assert convert(config, stage="sft") == [str(sft)] and list(sft.glob("*.safetensors"))
-    with pytest.raises(TrinityError, match="'dpo' is none of them"):
+    with pytest.raises(TrinityError):
         convert(config, stage="dpo")
 
 
 def test_of_one_run_its_own(convert: Any, tmp_path: Path, tiny_model: Any) -> None:
     config = written(tmp_path)
-    with pytest.raises(DataError, match="whole does not exist"):
+    with pytest.raises(DataError):
         convert(config)
     folder = checkpoint(tmp_path, "whole", tiny_model)
     assert convert(config) == [str(folder)]

@@ -318,8 +318,8 @@ def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api:
     error = state.result(raise_on_failure=False)
     assert state.is_failed() and isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
     runs = subflows(state)
-    assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
-    assert any("Stopped: The run" in run.state.message for run in runs), "it saves, or is stopped in its start"
+    ended = sorted((run.state_type.value, run.run_count) for run in runs)
+    assert ended == [("CANCELLED", 1), ("FAILED", 1)], "one saves, or is stopped in its start"
     assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
 
 
@@ -334,16 +334,20 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -
 
 def cancelled(folder: Path) -> None:
     """What the child process of the next test runs."""
+    from flows.loaded import cancellable
     from flows.local.connection import PrefectConnection
     from flows.rft_async import rft_async
 
     use_standins(fault="slow")
     with PrefectConnection():
-        rft_async(configs=parts(folder, "cancelled"), return_state=True)
+        cancellable(rft_async)(configs=parts(folder, "cancelled"), return_state=True)
 
 
 def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
-    """SIGTERM to the whole group, as `timeout` sends it."""
+    """SIGTERM to the whole group, as `timeout` sends it. Prefect shows runs and tasks as cancelled."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
     job_dir = tmp_path / "tests/cancelled"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
     program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
@@ -361,3 +365,9 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
     assert latest_whole(job_dir), "it saved because it was told to stop"
     gone, alive = psutil.wait_procs(family, timeout=15)
     assert gone and not alive
+    with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags={"all_": ["project:tests", "name:cancelled"]}))
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [run.id for run in runs]}))
+    ended = {run.state_type.value for run in (*runs, *tasks)}
+    assert ended == {"CANCELLED", "COMPLETED"}
+    assert [run.state_type.value for run in runs if run.parent_task_run_id is None] == ["CANCELLED"]

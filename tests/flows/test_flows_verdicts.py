@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from judging import give_verdicts, prefect_page
+from raising import raising
 
 from flows.local.connection import require_nobody_asked
 from trinity_core.config import config_from_dict
@@ -124,7 +125,7 @@ def test_a_written_answer_ends_though_all_sampled_were_cut(config) -> None:
 def test_verdicts_are_what_is_learned_from(config) -> None:
     """Pairs for DPO, answers for SFT; they are kept, so a run that is started again asks nobody."""
     shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
-    with pytest.raises(TrinityError, match="only a flow can"):
+    with raising(TrinityError, key="buffer.trainer_input.experience_buffer.human_verdicts"):
         with_verdicts(config)
     assert keep_verdicts(config, shown, [TaskVerdict(["no verdict"] * len(task.answers)) for task in shown]) == 0
     said = [TaskVerdict(["drop", "no verdict", "keep"]), TaskVerdict(["keep", "drop"], "It is 4 cups.")]

@@ -52,8 +52,8 @@ def streamed(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dic
 
 def whole(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:
     """An answer as a message."""
-    given = client.chat.completions.create(model="policy", messages=list(messages), **args)
-    return given.choices[0].message.model_dump(exclude_none=True)
+    completion = client.chat.completions.create(model="policy", messages=list(messages), **args)
+    return completion.choices[0].message.model_dump(exclude_none=True)
 
 
 def converse(api: Api, number: int) -> RecordedSession:
@@ -68,22 +68,22 @@ def converse(api: Api, number: int) -> RecordedSession:
         if with_tools:
             args |= {"tools": [ADD], "tool_choice": "auto" if calls else "none"}
         try:
-            said = (streamed if not calls and chance.random() < 0.4 else whole)(client, messages, **args)
+            message = (streamed if not calls and chance.random() < 0.4 else whole)(client, messages, **args)
         except openai.BadRequestError as error:
             assert any(words in str(error) for words in FULL), error
             break
-        if said.get("content") and chance.random() < 0.2:
-            said["content"] = said["content"][: len(said["content"]) // 2]  # the client cuts the answer
-        history = [*messages, said, *(results_of(said, chance) or [{"role": "user", "content": "go on"}])]
+        if message.get("content") and chance.random() < 0.2:
+            message["content"] = message["content"][: len(message["content"]) // 2]  # the client cuts the answer
+        history = [*messages, message, *(results_of(message, chance) or [{"role": "user", "content": "go on"}])]
         histories.append(history[2:] if len(history) > 4 and chance.random() < 0.1 else history)
     return session
 
 
-def results_of(said: dict[str, Any], chance: random.Random) -> list[dict[str, Any]]:
+def results_of(message: dict[str, Any], chance: random.Random) -> list[dict[str, Any]]:
     """The results of its tool calls."""
     return [
         {"role": "tool", "tool_call_id": call["id"], "content": str(chance.random())}
-        for call in said.get("tool_calls", ())
+        for call in message.get("tool_calls", ())
     ]
 
 
@@ -112,6 +112,6 @@ def gaps(sessions: Sequence[RecordedSession], model: str) -> np.ndarray:
     batch = make_batch(rows, ranks.device)
     micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks)
     with torch.no_grad():
-        found = gather(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
+        logprobs = gather(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
     assert batch.rollout_logprobs is not None
-    return (batch.rollout_logprobs - found)[batch.mask].numpy()
+    return (batch.rollout_logprobs - logprobs)[batch.mask].numpy()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from inference.holding import held_amid
+from raising import raising
 
 from trinity_core.errors import InputError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.requests import Request, Sampling, WeightSource
@@ -102,7 +103,7 @@ def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
     async def nap():
         await tiny_engine.sleep()
         for asked in (tiny_engine.generate(requests(1)), tiny_engine._load(WeightSource("folder", "x"), 0)):
-            with pytest.raises(AssertionError, match="sleeps"):
+            with pytest.raises(AssertionError):
                 await asked
         await tiny_engine.wake()
 
@@ -112,7 +113,7 @@ def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
     asyncio.run(tiny_engine.sleep())
     [held] = tiny_engine._asleep
     tiny_engine._asleep = [held | {"model.norm.weight": 1}]
-    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
+    with raising(WeightSyncError, key="model.norm.weight"):
         asyncio.run(tiny_engine.wake())
 
 
@@ -360,12 +361,12 @@ def test_aborted_request_returns_no_tokens(tiny_engine):
 
 def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
     most = tiny_engine.settings.max_model_len - 1
-    with pytest.raises(InputError, match=f"{most + 1} tokens cannot be scored: max_model_len allows {most}"):
+    with raising(InputError, key="model.max_model_len"):
         asyncio.run(tiny_engine.score([7] * (most + 1)))
     assert len(asyncio.run(tiny_engine.score([7] * most))) == most - 1
 
 
 def test_oversized_prompt_is_refused_alone(tiny_engine):
-    with pytest.raises(TrinityError, match="refuses"):
+    with pytest.raises(TrinityError):
         generate(tiny_engine, [Request("huge", np.ones(400, np.int32), SAMPLING, 1)])
     assert len(generate(tiny_engine, requests(1, name="fits"))[0].tokens) == 12

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from raising import raising
 from rollout.fakes import FakeEngine
 from tokenizers import AddedToken
 
@@ -27,14 +28,14 @@ def encoder(tiny_folder):
 
 def with_model(encoder, use, engine=None, **limits):
     """The result of `use(model)` for a model with these limits."""
-    given = {"max_model_len": 64, "max_prompt_tokens": 48, "max_response_tokens": 8} | limits
+    settings = {"max_model_len": 64, "max_prompt_tokens": 48, "max_response_tokens": 8} | limits
     engine = engine or FakeEngine()
 
     async def main():
         pool = EnginePool([engine], "model")
         await pool.start()
-        sampling = Sampling(given["max_response_tokens"], temperature=0.9, stop_token_ids=(2,))
-        return await use(EngineModel(pool, encoder, Limits(sampling=sampling, **given)))
+        sampling = Sampling(settings["max_response_tokens"], temperature=0.9, stop_token_ids=(2,))
+        return await use(EngineModel(pool, encoder, Limits(sampling=sampling, **settings)))
 
     return asyncio.run(main())
 
@@ -79,7 +80,7 @@ def test_truncated_prompt_carries_no_loss(encoder):
 
 def test_long_prompt_raises_without_truncation(encoder):
     long = [{"role": "user", "content": "apples " * 60}]
-    with pytest.raises(DataError, match="max_prompt_tokens"):
+    with raising(DataError, key="model.max_prompt_tokens"):
         with_model(encoder, lambda model: model.chat(long), truncate_prompts=False)
 
 

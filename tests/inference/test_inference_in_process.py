@@ -46,7 +46,7 @@ async def stopped(engine: Steps, go_on_after: float | None) -> str:
     await backend.stop()
     let_go_on = engine.let_go_on
     engine.go_on.set()
-    with pytest.raises(EngineLost, match="the engine was stopped"):
+    with pytest.raises(EngineLost):
         await asked
     return let_go_on
 

@@ -71,14 +71,14 @@ def publish(
 
 def sample(engine: InProcessEngine, key: str) -> tuple[list[int], Sample]:
     prompt = np.arange(3, 70, dtype=np.int32)  # longer than a block, so that the prefix cache holds it
-    [found] = asyncio.run(engine.generate([Request(key, prompt, Sampling(12), seed=7)])).unpack()
-    return prompt.tolist(), found
+    [sequence] = asyncio.run(engine.generate([Request(key, prompt, Sampling(12), seed=7)])).unpack()
+    return prompt.tolist(), sequence
 
 
 def assert_sampled_by(weights: dict[str, torch.Tensor], model: Any, sampled: tuple[list[int], Sample]) -> None:
-    prompt, found = sampled
-    expected = logprobs_of(weights, model, [*prompt, *found.tokens.tolist()])[len(prompt) - 1 :]
-    np.testing.assert_allclose(found.logprobs, expected, atol=2e-5)
+    prompt, sequence = sampled
+    expected = logprobs_of(weights, model, [*prompt, *sequence.tokens.tolist()])[len(prompt) - 1 :]
+    np.testing.assert_allclose(sequence.logprobs, expected, atol=2e-5)
 
 
 def _computed_by(worker: Any) -> set[str]:

@@ -40,7 +40,7 @@ def test_requests_of_one_tick_share_a_call():
         return await asyncio.gather(*(pool.generate(ask(f"w{i}", i + 1)) for i in range(5)))
 
     samples = asyncio.run(main())
-    assert [len(each) for each in samples] == [1, 2, 3, 4, 5]
+    assert [len(sample) for sample in samples] == [1, 2, 3, 4, 5]
     [call] = engine.calls
     assert [request.key for request in call][:3] == ["w0/0", "w1/0", "w1/1"]
 
@@ -106,7 +106,7 @@ def test_other_engines_take_over_from_a_lost_one():
         pool = await started(dying, living)
         return await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
 
-    assert [len(each) for each in asyncio.run(main())] == [2, 2]
+    assert [len(sample) for sample in asyncio.run(main())] == [2, 2]
     assert {request.key.split("/")[0] for call in living.calls for request in call} == {"w0", "w1"}
 
 
@@ -170,10 +170,9 @@ def test_too_many_lost_engines_raise_a_transient_fault():
 
     async def main():
         pool = await started(engine, max_restarts=0)
-        with pytest.raises(TransientFault, match="lost 1 times"):
-            await pool.generate(ask("w"))
-        with pytest.raises(TransientFault, match="lost 1 times"):
-            await pool.generate(ask("again"))
+        for name in ("w", "again"):
+            with pytest.raises(TransientFault, match="lost 1 times"):
+                await pool.generate(ask(name))
 
     asyncio.run(main())
 
@@ -416,19 +415,19 @@ class GrowingEngine(FakeEngine):
 
 async def parts_of(pool, limit=99):
     [request] = ask("streamed", 1)
-    found = []
+    parts = []
     async for part, finished in pool.stream(replace(request, sampling=Sampling(max_tokens=limit))):
-        found.append((part.tokens.tolist(), part.versions.tolist(), finished))
-    return found
+        parts.append((part.tokens.tolist(), part.versions.tolist(), finished))
+    return parts
 
 
 def test_a_streamed_sample_comes_in_parts():
     async def main():
         return await parts_of(await started(GrowingEngine([*range(10)])))
 
-    found = asyncio.run(main())
-    assert [token for tokens, _, _ in found for token in tokens] == [*range(10)]
-    assert len(found) > 2 and [finished for _, _, finished in found] == [False] * (len(found) - 1) + [True]
+    parts = asyncio.run(main())
+    assert [token for tokens, _, _ in parts for token in tokens] == [*range(10)]
+    assert len(parts) > 2 and [finished for _, _, finished in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def test_a_lost_engines_stream_goes_on_elsewhere():
@@ -437,13 +436,13 @@ def test_a_lost_engines_stream_goes_on_elsewhere():
     async def main():
         return await parts_of(await started(engine), limit=20)
 
-    found = asyncio.run(main())
-    assert [token for tokens, _, _ in found for token in tokens] == [*range(10)]
+    parts = asyncio.run(main())
+    assert [token for tokens, _, _ in parts for token in tokens] == [*range(10)]
     [[request]] = engine.heirs[0].calls
     handed = len(request.prompt) - 2
     assert 0 < handed < 6 and request.prompt.tolist() == [1, 2, *range(handed)]
     assert request.sampling.max_tokens == 20 - handed
-    assert [version for _, versions, _ in found for version in versions] == [0] * handed + [1] * (10 - handed)
+    assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
 
 
 def test_nobody_looks_at_engines_without_streams():

@@ -98,13 +98,13 @@ def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder
         session = api.session()
         client = api.client(session)
         assert [model.id for model in client.models.list()] == ["policy", str(tiny_folder), "judge"]
-        said = answer(client, seed=3)
+        completion = answer(client, seed=3)
         judged = client.chat.completions.create(
-            model="judge", messages=[*ASK, said.choices[0].message], max_tokens=5, extra_body={"ignore_eos": True}
+            model="judge", messages=[*ASK, completion.choices[0].message], max_tokens=5, extra_body={"ignore_eos": True}
         )
         assert judged.model == "judge" and judged.usage.completion_tokens == 5
         [sequence] = checked(session, tiny_engine)
-        assert sequence.mask.sum() == session.sampled_tokens == said.usage.completion_tokens
+        assert sequence.mask.sum() == session.sampled_tokens == completion.usage.completion_tokens
 
 
 @dataclass

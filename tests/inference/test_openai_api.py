@@ -78,17 +78,17 @@ def test_models_are_listed(api, tiny_folder):
 
 
 def test_a_chat_answer_has_text_and_usage(api):
-    given = answer(api.client(), seed=1, n=2)
-    assert [choice.index for choice in given.choices] == [0, 1]
-    assert 2 <= given.usage.completion_tokens <= 24
-    assert given.choices[0].message.content != given.choices[1].message.content
+    completion = answer(api.client(), seed=1, n=2)
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    assert 2 <= completion.usage.completion_tokens <= 24
+    assert completion.choices[0].message.content != completion.choices[1].message.content
 
 
 def test_streamed_text_is_that_of_the_whole_answer(api):
     for seed in range(4):
-        given = answer(api.client(), seed=seed, max_tokens=40).choices[0]
+        choice = answer(api.client(), seed=seed, max_tokens=40).choices[0]
         text, _, reason = streamed(api.client(), seed=seed, max_tokens=40)
-        assert (text, reason) == (given.message.content, given.finish_reason)
+        assert (text, reason) == (choice.message.content, choice.finish_reason)
 
 
 def test_long_answers_come_in_parts(api):
@@ -106,22 +106,22 @@ def test_stop_strings_end_an_answer(api):
 
 
 def test_logprobs_are_those_of_the_model(api, tiny_engine):
-    given = answer(api.client(), seed=3, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True})
-    choice = given.choices[0]
+    completion = answer(api.client(), seed=3, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True})
+    choice = completion.choices[0]
     content = choice.logprobs.content
     assert len(content) == len(choice.token_ids) and all(len(place.top_logprobs) == 3 for place in content)
-    tokens = [*given.prompt_token_ids, *choice.token_ids]
+    tokens = [*completion.prompt_token_ids, *choice.token_ids]
     expected = asyncio.run(tiny_engine.score(tokens))[-len(content) :]
     np.testing.assert_allclose([place.logprob for place in content], expected, atol=1e-5)
 
 
 def test_completions_of_a_text(api):
     client = api.client()
-    given = client.completions.create(model="policy", prompt=["Mia has", "Tom has"], max_tokens=4, seed=1, logprobs=1)
-    assert [choice.index for choice in given.choices] == [0, 1]
-    assert len(given.choices[0].logprobs.token_logprobs) == given.usage.completion_tokens / 2
+    both = client.completions.create(model="policy", prompt=["Mia has", "Tom has"], max_tokens=4, seed=1, logprobs=1)
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert len(both.choices[0].logprobs.token_logprobs) == both.usage.completion_tokens / 2
     parts = client.completions.create(model="policy", prompt="Mia has", max_tokens=4, seed=1, stream=True)
-    assert "".join(part.choices[0].text for part in parts) == given.choices[0].text
+    assert "".join(part.choices[0].text for part in parts) == both.choices[0].text
 
 
 def test_errors_are_openais(api):
@@ -199,15 +199,15 @@ def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
     with serving(tiny_folder, tiny_engine, judge=True) as api:
         client = api.client(api.session(seed=1) if where == "session" else None)
         ask = {"model": "judge" if where == "judge" else "policy", "messages": ASK, "max_tokens": 100, "seed": 0}
-        given = client.chat.completions.create(**ask, **AS_JSON, n=8).choices
+        choices = client.chat.completions.create(**ask, **AS_JSON, n=8).choices
         chosen = client.chat.completions.create(**ask, **YES_OR_NO, n=8).choices
         [alone] = client.chat.completions.create(**ask, **AS_JSON).choices
         parts = client.chat.completions.create(**ask, **AS_JSON, stream=True)
         text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == alone.message.content and {choice.message.content for choice in chosen} <= {"yes", "no"}
     # White space is allowed, and this model was never trained.
-    whole = [json.loads(choice.message.content) for choice in given if choice.finish_reason == "stop"]
-    assert whole and all(said.keys() == {"n", "sure"} and said["n"] in (1, 2, 3) for said in whole)
+    whole = [json.loads(choice.message.content) for choice in choices if choice.finish_reason == "stop"]
+    assert whole and all(parsed.keys() == {"n", "sure"} and parsed["n"] in (1, 2, 3) for parsed in whole)
 
 
 def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
@@ -216,9 +216,9 @@ def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
     client, messages = api.client(session), list(ASK)
     lengths = []
     for args in ({}, YES_OR_NO, {}):
-        given = answer(client, messages, **args)
-        lengths.append(given.usage.completion_tokens)
-        messages += [given.choices[0].message, {"role": "user", "content": "And then?"}]
+        completion = answer(client, messages, **args)
+        lengths.append(completion.usage.completion_tokens)
+        messages += [completion.choices[0].message, {"role": "user", "content": "And then?"}]
     assert messages[3].content in ("yes", "no")
     [sequence] = checked(session, tiny_engine)  # at a free token a thousandth may be left out
     answers, chosen = session.guided
@@ -284,8 +284,8 @@ def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folde
     try:
         for version in (0, 1):
             asyncio.run(tiny_engine.load(source, version))
-            said = answer(api.client(session), messages).choices[0].message
-            messages += [said, {"role": "user", "content": "And then?"}]
+            message = answer(api.client(session), messages).choices[0].message
+            messages += [message, {"role": "user", "content": "And then?"}]
     finally:
         asyncio.run(tiny_engine.load(source, 0))
     [sequence] = session.sequences()
@@ -300,8 +300,8 @@ def test_a_conversation_that_fills_the_context_is_refused(api):
 
     def second(first_tokens):
         client = api.client(api.session())
-        said = answer(client, ask, max_tokens=first_tokens, **body).choices[0].message
-        return answer(client, [*ask, said, more], max_tokens=5, **body)
+        message = answer(client, ask, max_tokens=first_tokens, **body).choices[0].message
+        return answer(client, [*ask, message, more], max_tokens=5, **body)
 
     others = len(second(1).prompt_token_ids) - 1
     assert second(255 - others).usage.completion_tokens == 1
@@ -337,9 +337,9 @@ def test_raw_completions_continue_token_ids(api, tiny_engine):
 def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
     """Tools, streams, cut and rewritten answers, branches; many at once. `benchmarks/api_logprobs.py` has 1,000."""
     sessions = converse_all(talking, 100)
-    found = gaps(sessions, str(tiny_folder))
-    assert np.abs(found).max() <= 1e-5
-    assert len(found) == sum(session.sampled_tokens for session in sessions)
+    differences = gaps(sessions, str(tiny_folder))
+    assert np.abs(differences).max() <= 1e-5
+    assert len(differences) == sum(session.sampled_tokens for session in sessions)
     assert sum(len(session.sequences()) for session in sessions) > len(sessions)  # some branched
     longest = max(len(one.answers) for session in sessions for one in session.sequences())
     assert longest > 2  # and many continued

@@ -156,13 +156,13 @@ def test_a_tool_is_called_and_its_result_continues(api, speaker, ask):
     session = api.session()
     client = api.client(session)
     message = ask(client, ASK)
-    given = message if isinstance(message, dict) else message.model_dump()
-    [call] = given["tool_calls"]
+    fields = message if isinstance(message, dict) else message.model_dump()
+    [call] = fields["tool_calls"]
     assert call["function"]["name"] == "add" and call["function"]["arguments"].replace(" ", "") == '{"x":2,"y":3}'
     ask(client, [*ASK, message, {"role": "tool", "tool_call_id": call["id"], "content": "5"}])
     [text] = texts_of(session, speaker.tokenizer)
-    said = f"I add.</think>{CALL}<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\nSo it is.</think>5"
-    assert text.endswith(f"{said}<|im_end|>")
+    spoken = f"I add.</think>{CALL}<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\nSo it is.</think>5"
+    assert text.endswith(f"{spoken}<|im_end|>")
     assert speaker.heard[1][: len(speaker.heard[0])] == speaker.heard[0]
 
 
@@ -173,8 +173,8 @@ def test_a_forced_call_is_context_of_what_follows(api, speaker, ask, choice):
     session = api.session()
     client = api.client(session)
     message = ask(client, ASK, tool_choice=choice)
-    given = message if isinstance(message, dict) else message.model_dump()
-    [call] = given["tool_calls"]
+    fields = message if isinstance(message, dict) else message.model_dump()
+    [call] = fields["tool_calls"]
     assert call["function"]["name"] == "add" and call["function"]["arguments"].replace(" ", "") == '{"x":2,"y":3}'
     ask(client, [*ASK, message, {"role": "tool", "tool_call_id": call["id"], "content": "5"}])
     [sequence] = session.sequences()
@@ -197,9 +197,9 @@ def test_clients_get_all_calls_that_are_recorded(api, speaker, how):
     session = api.session()
     client = api.client(session)
     message = how(client, ASK, parallel_tool_calls=False)
-    given = message if isinstance(message, dict) else message.model_dump()
-    assert len(given["tool_calls"]) == 2
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in given["tool_calls"]]
+    fields = message if isinstance(message, dict) else message.model_dump()
+    assert len(fields["tool_calls"]) == 2
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in fields["tool_calls"]]
     ask(client, [*ASK, message, *results], parallel_tool_calls=False)
     assert len(session.sequences()) == 1 and session.guided == (0, 0)
 
@@ -278,8 +278,8 @@ def test_the_first_change_of_history_is_logged(speaker, folder, caplog):
         assert not any("sequence" in record.getMessage() for record in caplog.records)
         for text in ("b, shortened", "c, shortened"):
             ask(client, [*ASK, *more, {"role": "assistant", "content": text}, more[1]], tool_choice="none")
-    [told] = [record.getMessage() for record in caplog.records if "sequence" in record.getMessage()]
-    assert "message 4 of 5 (assistant)" in told and "content" in told
+    [line] = [record.getMessage() for record in caplog.records if "sequence" in record.getMessage()]
+    assert "message 4 of 5 (assistant)" in line and "content" in line
 
 
 async def cut_async(api, session, count):
@@ -328,7 +328,7 @@ def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chu
     for number in range(14):
         say(speaker, "hm</think>one two three four five", seconds=seconds)
         session = api.session()
-        cut = (cut_by_close, cut_by_break, lambda *given: asyncio.run(cut_async(*given)))[number % 3]
+        cut = (cut_by_close, cut_by_break, lambda *arguments: asyncio.run(cut_async(*arguments)))[number % 3]
         cut(api, session, chunks)
         session.end()
         assert session.sequences() == [] and session.digests == [] and session.sampled_tokens == 0, number
@@ -362,7 +362,7 @@ MALFORMED = [
 @pytest.mark.parametrize("text", [CALL, *MALFORMED], ids=range(len(MALFORMED) + 1))
 def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
     """And what its client sends back continues it."""
-    given = []
+    prompts = []
     for asking in (ask, stream):
         say(speaker, thought + text, "So it is.</think>5")
         session = api.session()
@@ -373,8 +373,8 @@ def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
         [sequence] = session.sequences()
         assert len(sequence.answers) == 2
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        given.append((message.get("content") or "", [(call["name"], call["arguments"]) for call in calls]))
-    assert given[0] == given[1]
+        prompts.append((message.get("content") or "", [(call["name"], call["arguments"]) for call in calls]))
+    assert prompts[0] == prompts[1]
 
 
 @dataclass
@@ -437,10 +437,10 @@ def raw(api, data: bytes, limit: float = 10.0) -> bytes:
     """What the server answers to these bytes, until it closes the connection."""
     with socket.create_connection(("127.0.0.1", api.server.port), timeout=limit) as connection:
         connection.sendall(data)
-        found = b""
+        body = b""
         while part := connection.recv(65536):
-            found += part
-        return found
+            body += part
+        return body
 
 
 def test_half_a_head_does_not_keep_its_connection(api, monkeypatch):
@@ -530,7 +530,7 @@ def test_an_engine_lost_in_mid_stream_is_not_noticed(api, speaker):
 
 def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
     with (
-        pytest.raises(TrinityError, match="cannot be served as configured"),
+        pytest.raises(TrinityError),
         serving(tiny_folder, speaker, reasoning_parser="deepseek_r1"),
     ):
         pass
@@ -628,8 +628,8 @@ class Sampling(Workflow):
         client, args = self.model.openai_client, {"model": self.model.model_name, "messages": ASK}
         choices = client.chat.completions.create(n=3, **args, **self.task.workflow_args.get("asks", {})).choices
         if self.task.workflow_args.get("goes_on"):
-            said = {"role": "assistant", "content": choices[0].message.content}
-            client.chat.completions.create(**args | {"messages": [*ASK, said, *ASK]})
+            reply = {"role": "assistant", "content": choices[0].message.content}
+            client.chat.completions.create(**args | {"messages": [*ASK, reply, *ASK]})
         experiences = self.model.extract_experience_from_history()
         for one in experiences:
             one.reward = float("right" in one.info["response"])
@@ -765,13 +765,13 @@ def test_weights_change_in_mid_stream(serve, speaker):
     with serve() as api:
         opened = post(api, "/sessions", {"task": "count"}).json()
         client = openai.OpenAI(base_url=opened["base_url"], api_key="sk-kept", max_retries=0)
-        said, loading = "", None
+        text, loading = "", None
         for chunk in client.chat.completions.create(model="policy", messages=ASK, stream=True):
-            said += chunk.choices[0].delta.content or ""
-            if said and loading is None:
+            text += chunk.choices[0].delta.content or ""
+            if text and loading is None:
                 work = api.pool.load(WeightSource("folder", "somewhere"), 7)
                 loading = asyncio.run_coroutine_threadsafe(work, api.loop)
-        assert loading.result(30).version == 7 and said == "one two three four five six seven"
+        assert loading.result(30).version == 7 and text == "one two three four five six seven"
         assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1}).json()["sampled_tokens"] > 6
 
 

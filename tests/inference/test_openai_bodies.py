@@ -114,8 +114,8 @@ def test_other_bodies_pass_at_once(text):
     ],
 )
 def test_statuses_have_openais_types_and_codes(status, message, kind, code, param):
-    given = {"message": message, "type": "BadRequestError", "code": status, "param": None if code else param}
-    assert openai_error(status, given) == {"message": message, "type": kind, "param": param, "code": code}
+    error = {"message": message, "type": "BadRequestError", "code": status, "param": None if code else param}
+    assert openai_error(status, error) == {"message": message, "type": kind, "param": param, "code": code}
 
 
 def test_errors_within_a_stream_are_spelled_anew():

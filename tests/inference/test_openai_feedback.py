@@ -179,8 +179,8 @@ def test_a_restart_loses_no_answer_and_no_feedback(open_served):
     assert mine.name == session.name and again.judged[0].name == done
     assert refusal(again, done)[1] == "feedback_already_given"
     assert refusal(again, "late")[:2] == (410, "session_ended")
-    found, count = mine.continued("", [*HELLO, {"role": "assistant", "content": "hi"}, HELLO[0]])
-    assert count == 2 and found.digest == call().digest
+    position, count = mine.continued("", [*HELLO, {"role": "assistant", "content": "hi"}, HELLO[0]])
+    assert count == 2 and position.digest == call().digest
     assert mine.sequences()[0].logprobs.dtype == np.float32
     again.give(mine.name, Feedback(reward=0.5))
     assert sorted(names(again.take(8, 0))) == sorted([[session.name], [done]])
@@ -206,8 +206,8 @@ def test_answers_that_no_client_read_are_dropped_for_good(open_served):
         connection.answered, exchange.delivered = exchange, number != 2
         exchange.close()
     assert session.sampled_tokens == 4 and session.dropped_tokens == 4
-    for found in (session, open_served().sessions[0]):
-        assert sorted(int(sequence.tokens[-1]) for sequence in found.sequences()) == [10, 11]
+    for session_ in (session, open_served().sessions[0]):
+        assert sorted(int(sequence.tokens[-1]) for sequence in session_.sequences()) == [10, 11]
     session.end()
     states[0].was_cut = True  # after the end nothing changes any more
     assert len(session.sequences()) == len(session.digests) == 2

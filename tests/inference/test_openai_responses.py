@@ -151,13 +151,13 @@ def test_clients_of_the_responses_api_are_recorded(api, speaker):  # noqa: F811
     say(speaker, f"I add.</think>{CALL}", "So it is.</think>5")
     session = api.session()
     client = api.client(session)
-    given = [{"role": "user", "content": "2 + 3?"}]
-    first = client.responses.create(model="policy", input=given, tools=[FUNCTION])
+    messages = [{"role": "user", "content": "2 + 3?"}]
+    first = client.responses.create(model="policy", input=messages, tools=[FUNCTION])
     [call] = [item for item in first.output if item.type == "function_call"]
     assert json.loads(call.arguments) == {"x": 2, "y": 3} and first.usage.output_tokens > 0
-    given += [item.model_dump() for item in first.output]
-    given.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
-    with client.responses.stream(model="policy", input=given, tools=[FUNCTION]) as stream:
+    messages += [item.model_dump() for item in first.output]
+    messages.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+    with client.responses.stream(model="policy", input=messages, tools=[FUNCTION]) as stream:
         kinds = [event.type for event in stream]
         assert stream.get_final_response().output_text == "5"
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"

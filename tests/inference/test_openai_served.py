@@ -24,16 +24,16 @@ def config(tmp_path, rollout_model=None, mode="explore", **explorer):
 
 
 def test_nothing_is_served_unless_asked_for(tmp_path):
-    given = config(tmp_path)
-    assert not served.is_served(given) and served.workflow_models(given, None, EnginePool([], "m")) is None
+    settings = config(tmp_path)
+    assert not served.is_served(settings) and served.workflow_models(settings, None, EnginePool([], "m")) is None
 
 
 def test_policy_and_auxiliary_models_are_served(tmp_path):
     parsing = {"enable_openai_api": True, "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
     judge = {"model_path": "j", "name": "judge", "enable_openai_api": True, "reasoning_parser": "qwen3"}
-    given = config(tmp_path, parsing, auxiliary_models=[judge, {"model_path": "hidden"}], api_port=1)
+    settings = config(tmp_path, parsing, auxiliary_models=[judge, {"model_path": "hidden"}], api_port=1)
     pools = [EnginePool([], name) for name in "mjh"]
-    server = served.api_server(given, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
+    server = served.api_server(settings, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
     assert (server.host, server.port) == ("127.0.0.1", 1)
     policy, other = server.models
     assert policy.served["names"] == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
@@ -44,11 +44,11 @@ def test_policy_and_auxiliary_models_are_served(tmp_path):
 
 
 def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
-    given = config(tmp_path, {"enable_openai_api": True})
-    first, second = (served.api_server(given, (EnginePool([], "m"), ()), []) for _ in range(2))
+    settings = config(tmp_path, {"enable_openai_api": True})
+    first, second = (served.api_server(settings, (EnginePool([], "m"), ()), []) for _ in range(2))
     assert first.key != second.key and first.key not in repr(first)
-    served.write_address(given, first)
-    path = api_address_file(given)
+    served.write_address(settings, first)
+    path = api_address_file(settings)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {"base_url": first.base_url(), "api_key": first.key}
 
@@ -57,6 +57,6 @@ def test_an_evaluation_leaves_address_and_port_to_its_run(tmp_path):
     """It has the run's folder and the explorer's name, and the run may be serving."""
     asked = {"enable_openai_api": True}
     assert served.is_told(config(tmp_path, asked)) and not served.is_told(config(tmp_path, asked, mode="bench"))
-    given = config(tmp_path, asked, mode="bench", listen_address="0.0.0.0", api_port=1)
-    server = served.api_server(given, (EnginePool([], "m"), ()), [])
+    settings = config(tmp_path, asked, mode="bench", listen_address="0.0.0.0", api_port=1)
+    server = served.api_server(settings, (EnginePool([], "m"), ()), [])
     assert (server.host, server.port) == ("127.0.0.1", 0)

@@ -49,12 +49,12 @@ def test_each_sampled_token_counts_once_in_its_context(calls):
     recorder = Recorder()
     for one in calls:
         recorder.record(one)
-    found, digests = {}, []
+    seen, digests = {}, []
     for sequence in recorder.sequences():
         for place in np.flatnonzero(sequence.mask):
             number, end = int(sequence.logprobs[place]), sequence.prompt_length + place + 1
-            assert number not in found
-            found[number] = sequence.tokens[:end].tolist()
+            assert number not in seen
+            seen[number] = sequence.tokens[:end].tolist()
             assert sequence.versions[place] == 3
         assert not sequence.logprobs[~sequence.mask].any()
         assert (sequence.versions[~sequence.mask] == -1).all()
@@ -63,8 +63,8 @@ def test_each_sampled_token_counts_once_in_its_context(calls):
         assert not others
         digests += answers
     expected = [one.tokens[: len(one.prompt) + i + 1].tolist() for one in calls for i in range(len(one.sample.tokens))]
-    assert [found[number] for number in range(len(expected))] == expected
-    assert len(found) == len(expected)
+    assert [seen[number] for number in range(len(expected))] == expected
+    assert len(seen) == len(expected)
     assert sorted(digests) == sorted(one.digest for one in calls)
 
 
@@ -198,7 +198,7 @@ def test_guided_answers_are_context(calls, data):
     for one in calls:
         recorder.record(one)
     sequences = recorder.sequences()
-    found = {
+    places = {
         int(sequence.logprobs[place]): sequence.tokens[: sequence.prompt_length + place + 1].tolist()
         for sequence in sequences
         for place in np.flatnonzero(sequence.mask)
@@ -210,13 +210,13 @@ def test_guided_answers_are_context(calls, data):
         for i in range(len(one.sample.tokens))
         if one.free is None or one.free[i]
     }
-    assert found == expected
+    assert places == expected
     assert sum(int(sequence.mask.sum()) for sequence in sequences) == len(expected)
     for sequence in sequences:
         one = sequence.experience(info={ANSWERS: sequence.answers})
         digests, others = answers_in_loss(one)
         assert not others and len(digests) == len(sequence.answers)
-        assert set(digests) <= {each.digest for each in calls}
+        assert set(digests) <= {call.digest for call in calls}
 
 
 @pytest.mark.parametrize("back", ["{}", "", None, {}, '{"x": 2,', json.dumps('{"x": 2,')])

@@ -19,10 +19,10 @@ KEY = {"authorization": "Bearer secret"}
 
 @pytest.fixture
 def queues(tmp_path: Path) -> dict[str, TaskQueue]:
-    made = {name: TaskQueue(tmp_path / "tasks.db", name) for name in ("a", "b")}
-    for queue in made.values():
+    by_name = {name: TaskQueue(tmp_path / "tasks.db", name) for name in ("a", "b")}
+    for queue in by_name.values():
         queue.create()
-    return made
+    return by_name
 
 
 def ask(queues: dict[str, TaskQueue], method: str, path: str, **request: Any) -> httpx.Response:

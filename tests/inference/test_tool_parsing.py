@@ -7,6 +7,7 @@ import copy
 
 import numpy as np
 import pytest
+from raising import raising
 from rollout.fakes import FakeEngine
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.abstract_parser import Parser
@@ -103,12 +104,12 @@ def test_a_template_tells_its_parser(tokenizer, written, parser):
 
 @pytest.mark.parametrize("template", ["{{ messages }}", "<tool_call>{{ tc.name }}\n<arg_key>{{ k }}</arg_key>"])
 def test_a_template_without_calls_or_of_several_parsers_tells_none(tokenizer, template):
-    with pytest.raises(TrinityError, match="tool_call_parser"):
+    with raising(TrinityError, key="explorer.rollout_model.tool_call_parser"):
         parser_of(ChatEncoder(tokenizer, template))
 
 
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):
-    with pytest.raises(TrinityError, match=r"tool_call_parser: .*jamba"):
+    with raising(TrinityError, key="explorer.rollout_model.tool_call_parser"):
         read(tokenizer, "It is 5.", "jamba")
 
 

@@ -74,7 +74,7 @@ def test_a_process_that_dies_loses_no_experience(tmp_path: Path) -> None:
         operators.close()
     assert [(one.group, one.run, one.tokens.tolist()) for one in left] == [("good", 0, [0, 1, 2, 3])]
     assert dropped == {"good": {"picky": 1}, "bad": {"picky failed": 2}}
-    assert [(each.group, str(each.error)) for each in failed] == [("bad", "ValueError: a bad one")]
+    assert [(failure.group, str(failure.error)) for failure in failed] == [("bad", "ValueError: a bad one")]
     pid = left[0].info["process"]
     assert again[0].info["process"] == pid and not Path(f"/proc/{pid}").exists()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
@@ -55,8 +56,8 @@ def plugin():
         del TASK_OPERATORS[name]
 
 
-def questions_left(tmp_path: Path, rows: list[Any], *operators: OperatorConfig, **given: Any) -> list[str]:
-    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", rows)], operators, **given)
+def questions_left(tmp_path: Path, rows: list[Any], *operators: OperatorConfig, **settings: Any) -> list[str]:
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", rows)], operators, **settings)
     return [row["question"] for row in output(curate(pipeline, tmp_path / "out").folder)]
 
 
@@ -87,12 +88,12 @@ def test_format_check_keeps_answers_that_match(tmp_path: Path) -> None:
 def test_a_row_that_a_pattern_cannot_search_in_time_is_set_aside(tmp_path: Path) -> None:
     rows = [{"question": "a", "answer": "aaa"}, {"question": "b", "answer": "a" * 60 + "b"}]
     source = write(tmp_path / "in.jsonl", rows)
-    made = curate(
+    dataset = curate(
         TaskPipeline([source], [operator("format_check_filter", input_key="answer", pattern="(a|aa)+$")]),
         tmp_path / "out",
     )
-    assert [row["question"] for row in output(made.folder)] == ["a"]
-    (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
+    assert [row["question"] for row in output(dataset.folder)] == ["a"]
+    (rejected,) = map(json.loads, (dataset.folder / "rejected.jsonl").read_text().splitlines())
     assert rejected["line"] == 2 and "format_check_filter" in rejected["reason"]
 
 
@@ -103,8 +104,8 @@ def test_contamination_is_removed_or_marked(tmp_path: Path) -> None:
     kept = ["Why has Tom three red apples?", "two words more"]
     assert questions_left(tmp_path, rows, operator("contamination_filter", **args)) == kept
     marking = operator("contamination_filter", **args, remove=False)
-    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [marking]), tmp_path / "out")
-    assert [row["contaminated"] for row in output(made.folder)] == [False, True, True, False]
+    dataset = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [marking]), tmp_path / "out")
+    assert [row["contaminated"] for row in output(dataset.folder)] == [False, True, True, False]
 
 
 def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
@@ -117,9 +118,9 @@ def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
     ]
     weights = {"hard": 2.0, "old": -0.5}  # a 0.5, b 0.0, c 0.5, d 0.2, e has no number
     assert questions_left(tmp_path, rows, priority_weights=weights, target_size=3) == ["a", "c", "d"]
-    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], priority_weights=weights), tmp_path / "out")
-    (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
-    assert (rejected["line"], made.rejected, made.rows) == (5, 1, 4)
+    dataset = curate(TaskPipeline([str(tmp_path / "in.jsonl")], priority_weights=weights), tmp_path / "out")
+    (rejected,) = map(json.loads, (dataset.folder / "rejected.jsonl").read_text().splitlines())
+    assert (rejected["line"], dataset.rejected, dataset.rows) == (5, 1, 4)
     assert "'hard'" in rejected["reason"]
 
 
@@ -132,12 +133,12 @@ def test_values_of_tables_become_json(tmp_path: Path) -> None:
         "price": [Decimal("1.50")] * 3,
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
-    made = curate(TaskPipeline([str(tmp_path / "in.parquet")], priority_weights={"year": 1.0}), tmp_path / "out")
+    dataset = curate(TaskPipeline([str(tmp_path / "in.parquet")], priority_weights={"year": 1.0}), tmp_path / "out")
     seen = {"seen": "2020-01-02", "price": 1.5}
-    assert output(made.folder) == [
+    assert output(dataset.folder) == [
         {"question": "new", "year": "2.5e3", **seen}, {"question": "old", "year": "1999", **seen},
     ]  # fmt: skip
-    assert "'year'" in (made.folder / "rejected.jsonl").read_text()
+    assert "'year'" in (dataset.folder / "rejected.jsonl").read_text()
     parquet.write_table(pyarrow.table({"question": ["a"], "image": [b"1"]}), tmp_path / "in.parquet")
     with pytest.raises(DataError, match=r"in\.parquet:1"):
         curate(TaskPipeline([str(tmp_path / "in.parquet")]), tmp_path / "out")
@@ -145,10 +146,10 @@ def test_values_of_tables_become_json(tmp_path: Path) -> None:
 
 
 def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'train'"):
+    with raising(DataError, key="split"):
         curate(TaskPipeline([write(tmp_path / "in.jsonl", [])]), tmp_path / "out")
     few = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))], test_share=1e-9)
-    with pytest.raises(DataError, match="test_share"):
+    with raising(DataError, key="test_share"):
         curate(few, tmp_path / "out")
 
 
@@ -156,13 +157,13 @@ def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:
     rows = ["{broken\n", *asked("a"), {"answer": "1"}, {"question": 3}]
     chosen = operator("text_length_filter", input_keys=["question"])
     assert questions_left(tmp_path, rows, chosen) == ["a"]
-    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [chosen]), tmp_path / "out")
-    lines = [json.loads(line) for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
+    dataset = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [chosen]), tmp_path / "out")
+    lines = [json.loads(line) for line in (dataset.folder / "rejected.jsonl").read_text().splitlines()]
     reasons = {rejected["line"]: rejected["reason"] for rejected in lines}
     assert set(reasons) == {1, 3, 4}
     assert "text_length_filter" in reasons[3] and "'question'" in reasons[3]
     strict = TaskPipeline([str(tmp_path / "in.jsonl")], [chosen], max_rejected_share=0.5)
-    with pytest.raises(DataError, match="max_rejected_share"):
+    with raising(DataError, key="max_rejected_share"):
         curate(strict, tmp_path / "out")
 
 
@@ -202,8 +203,8 @@ def test_transient_faults_travel_and_nothing_is_rejected(tmp_path: Path, plugin:
     with pytest.raises(TransientFault):
         curate(pipeline, tmp_path / "out")
     down.unlink()
-    made = curate(pipeline, tmp_path / "out")
-    assert (made.rows, made.rejected) == (1, 0)
+    dataset = curate(pipeline, tmp_path / "out")
+    assert (dataset.rows, dataset.rejected) == (1, 0)
 
 
 def test_pipeline_that_keeps_nothing_says_why(tmp_path: Path) -> None:
@@ -217,11 +218,11 @@ def test_pipeline_that_keeps_nothing_says_why(tmp_path: Path) -> None:
         ("text_length_filter", {"input_keys": ["a"], "min_len": 3, "max_len": 2}, "max_len"),
         ("duplicate_filter", {"input_keys": []}, "input_keys"),
         ("format_check_filter", {"input_key": "a", "pattern": "("}, "pattern"),
-        ("text_lenght_filter", {}, "text_length_filter"),
+        ("text_lenght_filter", {}, "text_lenght_filter"),
     ],
 )
 def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: dict[str, Any], key: str) -> None:
-    with pytest.raises(InputError, match=key):
+    with raising(InputError, key=key):
         questions_left(tmp_path, asked("a"), operator(name, **args))
     assert not (tmp_path / "out").exists()
 
@@ -323,9 +324,9 @@ def test_killed_pipeline_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run().returncode == -signal.SIGKILL
     done = run()
     assert done.returncode == 0, done.stderr
-    made = Path(done.stdout.strip())
-    assert output(made) == rows[:3000]
-    assert json.loads((made / "dataset.json").read_text())["dropped"] == {"2 duplicate_filter": 100}
+    folder = Path(done.stdout.strip())
+    assert output(folder) == rows[:3000]
+    assert json.loads((folder / "dataset.json").read_text())["dropped"] == {"2 duplicate_filter": 100}
     calls = (tmp_path / "calls").read_text().split()
     assert len(calls) == 2501 + 3100 - 2048  # two chunks of 1024 rows were done before the kill
-    assert not list(made.glob("progress.db*"))
+    assert not list(folder.glob("progress.db*"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import EndpointError, InputError, ModelError, TransientFault
@@ -38,8 +39,8 @@ def rated(*numbers: float) -> str:
 
 
 def difficulty(**args: object) -> OperatorConfig:
-    given = {"api_or_hf_model": "qwen", "base_url": "http://judge/v1", "input_keys": ["question"]}
-    return OperatorConfig(name="llm_difficulty_score_filter", args={**given, **args})
+    all_args = {"api_or_hf_model": "qwen", "base_url": "http://judge/v1", "input_keys": ["question"]}
+    return OperatorConfig(name="llm_difficulty_score_filter", args={**all_args, **args})
 
 
 def written(folder: Path, *questions: str) -> str:
@@ -49,43 +50,43 @@ def written(folder: Path, *questions: str) -> str:
 
 
 def test_scores_are_means_of_aspects(tmp_path: Path) -> None:
-    told = Told(
+    judge = Told(
         easy=rated(1, 1, 1, 1), medium=rated(3, 2, 4, 1), hard=rated(5, 5, 5, 5), odd="no idea", away=NoAnswer("late")
     )
-    path = written(tmp_path, *told.answers)
-    made = curate(TaskPipeline([path], [difficulty(min_score=0.5)]), tmp_path / "out", told)
-    rows = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+    path = written(tmp_path, *judge.answers)
+    dataset = curate(TaskPipeline([path], [difficulty(min_score=0.5)]), tmp_path / "out", judge)
+    rows = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
     assert rows == [
         {"question": "medium", "llm_difficulty_score": 0.5},  # (3 + 2 + 4 + 1) / 4 / 5
         {"question": "hard", "llm_difficulty_score": 1.0},
     ]
-    assert made.dropped == {"1 llm_difficulty_score_filter": 1} and made.rejected == 2
-    reasons = [json.loads(line)["reason"] for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
+    assert dataset.dropped == {"1 llm_difficulty_score_filter": 1} and dataset.rejected == 2
+    reasons = [json.loads(line)["reason"] for line in (dataset.folder / "rejected.jsonl").read_text().splitlines()]
     assert all("llm_difficulty_score_filter" in reason for reason in reasons)
     assert "no idea" in reasons[0] and "late" in reasons[1]
-    assert len(told.asked) == 5, "a row without a verdict is not asked about again"
+    assert len(judge.asked) == 5, "a row without a verdict is not asked about again"
 
 
 @pytest.mark.parametrize("fault", [TransientFault("away"), EndpointError("no such model"), ModelError("no key")])
 def test_a_model_that_cannot_be_asked_loses_nothing(fault: Exception, tmp_path: Path) -> None:
-    told = Told(easy=rated(1, 1, 1, 1), hard=rated(5, 5, 5, 5))
+    judge = Told(easy=rated(1, 1, 1, 1), hard=rated(5, 5, 5, 5))
     pipeline = TaskPipeline([written(tmp_path, "easy", "hard")], [difficulty(min_score=0.0)])
-    told.fault = fault
+    judge.fault = fault
     with pytest.raises(type(fault)):
-        curate(pipeline, tmp_path / "out", told)
-    assert told.refusals == 1, "rows are not at fault, and not tried one by one"
-    told.fault = None
-    made = curate(pipeline, tmp_path / "out", told)
-    assert (made.rows, made.rejected) == (2, 0)
+        curate(pipeline, tmp_path / "out", judge)
+    assert judge.refusals == 1, "rows are not at fault, and not tried one by one"
+    judge.fault = None
+    dataset = curate(pipeline, tmp_path / "out", judge)
+    assert (dataset.rows, dataset.rejected) == (2, 0)
 
 
 def test_rows_are_shown_by_field(tmp_path: Path) -> None:
-    told = Told(a=rated(3, 3, 3, 3))
+    asks = Told(a=rated(3, 3, 3, 3))
     row = {"question": "a", "answer": "b"}
-    operator = made_operator(difficulty(input_keys=["question", "answer"], field_names=["Question", "Answer"]), 1, told)
+    operator = made_operator(difficulty(input_keys=["question", "answer"], field_names=["Question", "Answer"]), 1, asks)
     [kept] = operator.rows([row], None)
     assert kept == [{**row, "llm_difficulty_score": 0.6}] and "llm_difficulty_score" not in row
-    [question] = told.asked
+    [question] = asks.asked
     assert question.text == "<Question>\na\n</Question>\n\n<Answer>\nb\n</Answer>"
     assert all(f'"{aspect}"' in question.system for aspect in ASPECTS) and question.temperature == 0
 
@@ -115,5 +116,5 @@ def test_the_last_verdict_counts() -> None:
     ],
 )
 def test_arguments_that_do_not_suit_each_other(args: dict[str, object], key: str) -> None:
-    with pytest.raises(InputError, match=key):
+    with raising(InputError, key=key):
         made_operator(difficulty(**args))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from ports import free_port
+from raising import raising
 
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
@@ -43,24 +44,24 @@ def written(tmp_path, rows=ROWS):
     return str(path)
 
 
-def lines(made):
-    return [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+def lines(dataset):
+    return [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
 
 
 def test_each_row_becomes_what_the_server_makes_of_it(tmp_path):
     operator = OperatorConfig(name="data_juicer", args={"operators": STEPS})
     rows = [{"question": "a?", "b": 1}, {"question": "no"}, {"question": "c?", "d": None}]
-    made = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=Doubling())
-    assert lines(made) == [
+    dataset = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=Doubling())
+    assert lines(dataset) == [
         {"question": "a?", "b": 1, "n": 1}, {"question": "A?", "b": 1},
         {"question": "c?", "d": None, "n": 1}, {"question": "C?", "d": None},
     ]  # fmt: skip
-    assert made.dropped == {"1 data_juicer": 1}
+    assert dataset.dropped == {"1 data_juicer": 1}
 
 
 def test_operators_on_whole_data_sets_are_refused(tmp_path):
     operator = OperatorConfig(name="data_juicer", args={"operators": [{"document_deduplicator": {}}]})
-    with pytest.raises(InputError, match="document_deduplicator"):
+    with raising(InputError, key="operators"):
         curate(TaskPipeline([written(tmp_path)], [operator]), tmp_path / "out", data_juicer=Doubling())
 
 
@@ -78,7 +79,7 @@ def config_of(tmp_path, service, operators=STEPS):
 def test_a_run_without_a_server_is_refused(tmp_path):
     report = Report()
     check_names(config_of(tmp_path, {}), report)
-    with pytest.raises(ConfigError, match=r"task_pipeline\.operators\[0\]\.name"):
+    with raising(ConfigError, key="data_processor.task_pipeline.operators[0].name"):
         report.check()
 
 
@@ -86,7 +87,7 @@ def test_a_run_without_a_server_is_refused(tmp_path):
 def test_an_address_that_is_none_is_refused(tmp_path, address):
     report = Report()
     check_names(config_of(tmp_path, {"data_juicer": {"server_url": address}}), report)
-    with pytest.raises(ConfigError, match="server_url"):
+    with raising(ConfigError, key="service.data_juicer.server_url"):
         report.check()
 
 
@@ -112,8 +113,8 @@ def test_the_runs_own_server_curates_rows(tmp_path):
     service = {"data_juicer": {"auto_start": True, "port": free_port()}}
     config = config_of(tmp_path, service)
     assert not any("data_juicer" in notice for notice in notices(config))
-    made = curated_tasks(config)
-    assert [(row["question"], row["text_len"], row.get("hint", "none")) for row in lines(made)] == [
+    dataset = curated_tasks(config)
+    assert [(row["question"], row["text_len"], row.get("hint", "none")) for row in lines(dataset)] == [
         ("Natalia sold clips to 48 of her friends. How many?", 50, "none"), (ROWS[2]["question"], 44, None),
     ]  # fmt: skip
-    assert made.dropped == {"1 data_juicer": 1}
+    assert dataset.dropped == {"1 data_juicer": 1}

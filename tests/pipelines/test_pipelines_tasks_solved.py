@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import InputError
@@ -39,9 +40,9 @@ def made(tmp_path: Path, solver: Solver, name: str, **args: object) -> tuple[lis
     """The rows of the output, and those that were rejected."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    given = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"}
+    args_ = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"}
     dataset = curate(
-        TaskPipeline([str(path)], [OperatorConfig(name=name, args=given | args)]), tmp_path / "out", solver
+        TaskPipeline([str(path)], [OperatorConfig(name=name, args=args_ | args)]), tmp_path / "out", solver
     )
     read = lambda file: [json.loads(line) for line in (dataset.folder / file).read_text().splitlines()]  # noqa: E731
     return read("train.jsonl"), read("rejected.jsonl")
@@ -80,13 +81,13 @@ def test_rewrites_keep_the_answer_or_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "args", "key"),
     [
-        ("pass_rate_filter", {"reward_fn": "llm_judge"}, "llm_judge"),
-        ("pass_rate_filter", {"reward_fn": "math_rewrad"}, "math_reward"),
-        ("pass_rate_filter", {"min_rate": 0.9, "max_rate": 0.1}, "min_rate"),
+        ("pass_rate_filter", {"reward_fn": "llm_judge"}, "reward_fn"),
+        ("pass_rate_filter", {"reward_fn": "math_rewrad"}, "math_rewrad"),
+        ("pass_rate_filter", {"min_rate": 0.9, "max_rate": 0.1}, "max_rate"),
         ("rewrite_mapper", {"api_or_hf_model": ""}, "api_or_hf_model"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(name: str, args: dict[str, object], key: str) -> None:
     all_args = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"} | args
-    with pytest.raises(InputError, match=key):
+    with raising(InputError, key=key):
         made_operator(OperatorConfig(name=name, args=all_args))

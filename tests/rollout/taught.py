@@ -71,10 +71,10 @@ def teach(source: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source)
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     rows = []
-    for asked, said in LESSONS:
-        tools = [TOOL] if said == CALL else None
+    for asked, answer in LESSONS:
+        tools = [TOOL] if answer == CALL else None
         prompt = tokenizer.apply_chat_template(list(asked), tools=tools, add_generation_prompt=True, return_dict=False)
-        rows.append((prompt, [*tokenizer.encode(said), tokenizer.eos_token_id]))
+        rows.append((prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]))
     batches = [padded([row for row in rows if (len(row[0]) > 200) == long]) for long in (True, False)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.006)
     for _ in range(STEPS):

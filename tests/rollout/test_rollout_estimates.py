@@ -28,7 +28,7 @@ def test_pass_at_k_of_many_answers_by_chens_product() -> None:
 
 
 def test_best_of_more_answers_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 3, not 2"):
+    with pytest.raises(ValueError):
         expected_best([0.0, 1.0], 3)
 
 

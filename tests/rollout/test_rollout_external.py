@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 from pathlib import Path
 
 import pytest
 from endpoint_server import Asked, Reply, completion, serving
+from raising import raising
 
 from trinity_core.config import Config, ConfigError, config_from_dict, notices, public_dict
 from trinity_core.config.schema.explorer import ExternalModelConfig
@@ -43,11 +43,11 @@ def config_of(root: Path, tiny: TinyFolders, url: str, *overrides: str, **extern
             "default_reward_fn_type": "format_reward",
         },
     ]  # fmt: skip
-    given = {"base_url": url, "model_name": "org/tiny", "max_retry_times": 0} | external
+    endpoint = {"base_url": url, "model_name": "org/tiny", "max_retry_times": 0} | external
     tree = {
         "project": "p", "name": "n", "mode": "bench", "checkpoint_root_dir": str(root),
         "buffer": {"explorer_input": {"eval_tasksets": evals}},
-        "explorer": {"external_model": given, "max_retry_times": 0},
+        "explorer": {"external_model": endpoint, "max_retry_times": 0},
     }  # fmt: skip
     return config_from_dict(tree, list(overrides))
 
@@ -109,7 +109,7 @@ def test_an_endpoint_that_fails_gives_no_score(tmp_path: Path, tiny_folders: Tin
         with pytest.raises(EndpointError, match=f"{server.url}.*model not found"):
             evaluated(config)
         assert len(server.asked) <= 32, "it is not asked all questions"
-    with pytest.raises(TransientFault, match=f"{server.url}.*cannot be reached"):
+    with pytest.raises(TransientFault):
         evaluated(config)
     assert valid_scores(config) == {}
 
@@ -132,7 +132,7 @@ def test_a_workflow_that_needs_token_ids_is_told(
                 config.buffer.explorer_input.eval_tasksets[0].with_values({"default_workflow_type": "continues"})
             ]
         })  # fmt: skip
-        with pytest.raises(TrinityError, match="continues token ids, which an endpoint"):
+        with pytest.raises(TrinityError):
             evaluated(config)
 
 
@@ -141,11 +141,11 @@ class Agent(Workflow):
 
     def run(self) -> list:
         with self.model.session(0) as session:  # type: ignore[attr-defined]
-            given = session.openai_client.chat.completions.create(
+            completion = session.openai_client.chat.completions.create(
                 model=session.model_name, messages=self.task.messages, temperature=0
             )
         reward = self.rewards.score_sync(
-            "math_reward", [RewardItem(given.choices[0].message.content, self.task.truth)]
+            "math_reward", [RewardItem(completion.choices[0].message.content, self.task.truth)]
         )[0]
         return session.experiences(reward, run=0)
 
@@ -213,33 +213,33 @@ def test_an_unset_key_is_reported_before_anything_starts(
 ) -> None:
     monkeypatch.delenv("TINY_KEY", raising=False)
     config = config_of(tmp_path, tiny_folders, URL, api_key_env="TINY_KEY")
-    with pytest.raises(TrinityError, match="environment variable TINY_KEY, which"):
+    with raising(TrinityError, key="TINY_KEY"):
         choose_stage(Request(config))
 
 
 def test_a_judge_beside_an_endpoint_needs_a_length(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     judge = "explorer.auxiliary_models=[{model_path: judge}]"
-    with pytest.raises(ConfigError, match=r"auxiliary_models\[0\].max_model_len: must be given"):
+    with raising(ConfigError, key="explorer.auxiliary_models[0].max_model_len"):
         config_of(tmp_path, tiny_folders, URL, judge)
     config = config_of(tmp_path, tiny_folders, URL, judge.replace("judge}", "judge, max_model_len: 64}"))
     assert place(config, Machine(8, 2)).gpus == 1
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"base_url": ""}, "base_url: must be the address"),
-        ({"base_url": "api.example.com"}, "base_url: must be the address"),
-        ({"base_url": "https://me:hunter2@example.com/v1"}, "base_url: must hold no credentials"),
-        ({"base_url": "https://example.com/v1?key=hunter2"}, "base_url: must hold no credentials"),
-        ({"model_name": ""}, "model_name: must be given"),
-        ({"api_key_env": "sk-hunter2"}, "api_key_env: must be the name of an environment variable"),
+        {"base_url": ""},
+        {"base_url": "api.example.com"},
+        {"base_url": "https://me:hunter2@example.com/v1"},
+        {"base_url": "https://example.com/v1?key=hunter2"},
+        {"model_name": ""},
+        {"api_key_env": "sk-hunter2"},
     ],
 )
 def test_wrong_settings_are_reported_without_secrets(
-    tmp_path: Path, tiny_folders: TinyFolders, wrong: dict[str, object], message: str
+    tmp_path: Path, tiny_folders: TinyFolders, wrong: dict[str, object]
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"explorer.external_model.{message}")) as caught:
+    with raising(ConfigError, key=f"explorer.external_model.{next(iter(wrong))}") as caught:
         config_of(tmp_path, tiny_folders, URL, **wrong)
     assert "hunter2" not in str(caught.value) and "hunter2" not in repr(caught.value.problems)
 

@@ -27,11 +27,11 @@ def config_of(root: Path, tiny: TinyFolders, **sections: Any) -> Config:
     columns = {"prompt_key": "question", "response_key": "answer"}
     sampling = {"temperature": 0.0, "max_tokens": 16}
     evals = [{"path": str(tiny.data), "split": "test", "format": columns, "rollout_args": sampling}]
-    given: dict[str, Any] = {
+    tree: dict[str, Any] = {
         "project": "p", "mode": "bench", "checkpoint_root_dir": str(root),
         "buffer": {"explorer_input": {"eval_tasksets": evals}},
     }  # fmt: skip
-    return config_from_dict(given | sections)
+    return config_from_dict(tree | sections)
 
 
 def evaluated(config: Config, engines: list[Any]) -> tuple[dict[str, float], list[tuple[int, str, float | None]]]:

@@ -29,8 +29,8 @@ def configured(tiny_folders, tmp_path, values, **taskset):
     generation.write_text(json.dumps(json.loads(generation.read_text()) | {"eos_token_id": list(range(0, 470, 2))}))
     lengths = {"model.model_path": str(folder), "model.max_model_len": 256, "model.max_prompt_tokens": 240}
     config = config_of(tiny_folders, tmp_path, "failing").with_values({**lengths, **values})
-    [given] = config.buffer.explorer_input.tasksets
-    return config.with_values({"buffer.explorer_input.tasksets": [given.with_values(taskset)]})
+    [usual] = config.buffer.explorer_input.tasksets
+    return config.with_values({"buffer.explorer_input.tasksets": [usual.with_values(taskset)]})
 
 
 def test_tools_that_hang_or_raise_are_told_to_the_model(
@@ -59,8 +59,8 @@ def test_tools_that_hang_or_raise_are_told_to_the_model(
     for e in rows:
         expected = logprobs_of(tiny_model, e.tokens)[e.prompt_length - 1 :]
         np.testing.assert_allclose(e.logprobs[e.action_mask], expected[e.action_mask], atol=1e-5)
-        told = tokenizer.decode(e.tokens[e.prompt_length :][~e.action_mask])
-        untold = e.metrics["tool_calls"] - told.count("<|im_start|>tool")
+        text = tokenizer.decode(e.tokens[e.prompt_length :][~e.action_mask])
+        untold = e.metrics["tool_calls"] - text.count("<|im_start|>tool")
         assert untold in (0, e.metrics["truncated"])  # the last result, where it fills the context
     lines = [line.metrics for line in read_metrics(config.job_dir) if "tool_calls/mean" in line.metrics]
     assert len(lines) == 2 and {line["failed_tasks"] for line in lines} == {0.0}

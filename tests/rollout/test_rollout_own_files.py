@@ -37,16 +37,16 @@ def run_named(root: Path, path: Path, name: str = "r", explorer: str = "explorer
 def explore(config: Config, *steps: int) -> None:
     """As an explorer does: the steps that are stored are in both files."""
     with open_run_store(config) as store:
-        explored, given = ExploredFile(config, store), OperatorInput(config)
+        explored, operator_input = ExploredFile(config, store), OperatorInput(config)
         stored = store.position(config.explorer.name).step
         explored.resume(stored)
-        given.resume(stored)
+        operator_input.resume(stored)
         for step in steps:
             rows = [
                 Experience(tokens=np.arange(6), prompt_length=3, action_mask=np.ones(3, bool), group=f"{step}/{group}")
                 for group in range(2)
             ]
-            given.append(step, rows)
+            operator_input.append(step, rows)
             store.put(config.explorer.name, step, {}, rows, 0)
             explored.stored(step)
 
@@ -60,7 +60,7 @@ def lines(path: Path) -> tuple[int, int]:
 def test_file_of_another_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
     path = tmp_path / "out" / "explored.jsonl"
     explore(run_named(tmp_path, path), 1, 2, 3)
-    with pytest.raises(TrinityError, match="needs a file of its own"):
+    with pytest.raises(TrinityError, match="needs its own file"):
         explore(run_named(tmp_path, path, **other))
     assert lines(path) == (6, 6)
     explore(run_named(tmp_path, path), 4)
@@ -80,7 +80,7 @@ def test_each_explorer_has_a_file_in_a_folder(tmp_path: Path) -> None:
 def test_file_of_the_user_is_not_emptied(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"step": 1}\n')
-    with pytest.raises(TrinityError, match="somebody unknown"):
+    with pytest.raises(TrinityError, match="an unknown process"):
         explore(run_named(tmp_path, path))
     assert path.read_text()
 

@@ -98,9 +98,9 @@ def test_trainer_computes_the_rollouts_logprobs(tiny_engine, tiny_folder, call):
     args, temperature = CALLS[call]
     rows = from_bytes(to_bytes(outcome_of(tiny_folder, tiny_engine, call=args).experiences))
     assert [row.temperature for row in rows] == [temperature] * 4
-    found, batch = trainer_logprobs(tiny_folder, rows, 0.8)
+    logprobs, batch = trainer_logprobs(tiny_folder, rows, 0.8)
     tolerance = 1e-4 if temperature > 0.1 else 1e-2  # logits are divided by it, and so are their rounding errors
-    assert (batch.rollout_logprobs - found)[batch.mask].abs().max() < tolerance
+    assert (batch.rollout_logprobs - logprobs)[batch.mask].abs().max() < tolerance
 
 
 @pytest.mark.slow
@@ -110,8 +110,8 @@ def test_turns_of_one_sequence_have_their_own_temperatures(tiny_engine, tiny_fol
     [row] = rows
     sampled = np.unique(row.temperature[row.action_mask])
     np.testing.assert_allclose(sampled, [0.5, USUAL, 2.0])
-    found, batch = trainer_logprobs(tiny_folder, rows * 2, 0.8)
-    gaps = (batch.rollout_logprobs - found)[batch.mask].abs()
+    logprobs, batch = trainer_logprobs(tiny_folder, rows * 2, 0.8)
+    gaps = (batch.rollout_logprobs - logprobs)[batch.mask].abs()
     assert gaps.max() < 1e-4 and gaps.mean() < 1e-5
     wrong, batch = trainer_logprobs(tiny_folder, [replace(row, temperature=0.8)], 0.8)
     assert (batch.rollout_logprobs - wrong)[batch.mask].abs().mean() > 100 * gaps.mean()

@@ -30,7 +30,9 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
         for run in range(8)
     ]  # fmt: skip
     StepRecords(config).write(StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)}), {})
-    found = [(step, read_rollouts(path)) for _, step, path in rollout_files(config.job_dir, traces_dir(config.job_dir))]
-    assert [(step, len(rollouts)) for step, rollouts in found] == ([(4, count)] if count else [])
-    assert len({rollout.run for _, rollouts in found for rollout in rollouts}) == count, "spread over the step"
-    assert all(rollout.span == (1.0, 2.5) for _, rollouts in found for rollout in rollouts)
+    written = [
+        (step, read_rollouts(path)) for _, step, path in rollout_files(config.job_dir, traces_dir(config.job_dir))
+    ]
+    assert [(step, len(rollouts)) for step, rollouts in written] == ([(4, count)] if count else [])
+    assert len({rollout.run for _, rollouts in written for rollout in rollouts}) == count, "spread over the step"
+    assert all(rollout.span == (1.0, 2.5) for _, rollouts in written for rollout in rollouts)

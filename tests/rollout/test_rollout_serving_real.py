@@ -44,9 +44,9 @@ def config_of(mode, folders, root):
 
 
 @contextmanager
-def running(given, path):
+def running(settings, path):
     """The run of a configuration, as `trinity run` starts it, which writes to a log beside its file."""
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
     with path.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
@@ -59,11 +59,11 @@ def running(given, path):
 
 def until(what, condition, *processes):
     deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {SECONDS} s"
         assert all(process.poll() is None for process in processes), what
         time.sleep(0.1)
-    return found
+    return outcome
 
 
 class Over(Exception):
@@ -162,5 +162,5 @@ def test_users_are_served_while_a_trainer_learns_from_them(tiny_folders, tmp_pat
     stored = len(users.confirmed - waiting)
     assert 0 <= 2 * audit.tasks_drawn - stored <= len(threads), "each session with feedback is in one group"
     numbers = [line.metrics for line in read_metrics(settings.job_dir) if line.source == "explorer"]
-    assert {each["version"] for each in numbers} != {0.0}
-    assert all(each["feedback/length/mean"] >= 0 for each in numbers) and sum(each["tokens"] for each in numbers) > 0
+    assert {line["version"] for line in numbers} != {0.0}
+    assert all(line["feedback/length/mean"] >= 0 for line in numbers) and sum(line["tokens"] for line in numbers) > 0

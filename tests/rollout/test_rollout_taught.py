@@ -44,7 +44,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
     """`sections`: section -> what differs in it, such as other numbers of tasks and steps."""
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
-    given = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
+    taskset_ = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
     usual = {
         "project": "p",
         "name": workflow,
@@ -53,17 +53,17 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
         "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
         "model": {"model_path": str(policy), "max_model_len": 512, "max_response_tokens": 24},
         "buffer": {"batch_size": 1, "total_steps": 6, "explorer_input": {
-            "taskset": given, "default_workflow_type": workflow}},
-        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(each)} for each in auxiliary]},
+            "taskset": taskset_, "default_workflow_type": workflow}},
+        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
     }  # fmt: skip
     differing = sections or {}
-    return config_from_dict(differing | {name: each | differing.get(name, {}) if isinstance(each, dict) else each
-                                         for name, each in usual.items()})  # fmt: skip
+    return config_from_dict(differing | {name: part | differing.get(name, {}) if isinstance(part, dict) else part
+                                         for name, part in usual.items()})  # fmt: skip
 
 
 def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[each] for each in auxiliary]).run(explore))
+    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
     with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 
@@ -98,8 +98,8 @@ def test_an_engine_answers_in_a_box(taught, tmp_path):
 
 
 def test_an_engine_tries_again(taught, tmp_path):
-    given = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2}}
-    rows = explored(config_of(taught[0], tmp_path, "multi_turn_workflow", **given), taught[1])
+    settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2}}
+    rows = explored(config_of(taught[0], tmp_path, "multi_turn_workflow", **settings), taught[1])
     assert len(rows) == 12 and {row.reward for row in rows} == {1.0}
     turns = [row.info["response"].startswith(WRONG) + 1 for row in rows]
     assert [row.metrics["turns"] for row in rows] == turns and set(turns) == {1, 2}
@@ -108,8 +108,8 @@ def test_an_engine_tries_again(taught, tmp_path):
 def test_an_early_win_is_worth_more(taught, tmp_path):
     """`gigpo` on turns of a real engine: of the first turns of a group, those that won are preferred to those that had
     to be followed by another, and both runs are worth the same."""
-    given = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2, "step_wise": True, "discount": 0}}
-    config = config_of(taught[0], tmp_path, "multi_turn_workflow", "gigpo", **given)
+    settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2, "step_wise": True, "discount": 0}}
+    config = config_of(taught[0], tmp_path, "multi_turn_workflow", "gigpo", **settings)
     groups = defaultdict(list)
     for row in explored(config, taught[1]):
         groups[row.group].append(row)
@@ -125,8 +125,8 @@ def test_an_early_win_is_worth_more(taught, tmp_path):
 
 def sum_of_seven():
     """A sum of reasoning-gym's that is 7: what its verifier reads."""
-    made = made_rows("chain_sum", 1, 100, {"min_terms": 2, "max_terms": 2, "max_digits": 1})
-    return next(row["entry"] for row in made if row["answer"] == "7")
+    sums = made_rows("chain_sum", 1, 100, {"min_terms": 2, "max_terms": 2, "max_digits": 1})
+    return next(row["entry"] for row in sums if row["answer"] == "7")
 
 
 def scored():
@@ -153,11 +153,11 @@ def test_rewards_score_the_answers_of_an_engine(taught, tmp_path):
         keys = {"prompt_key": "question", "response_key": "answer", "system_prompt_key": "system"}
         form = {key: column for key, column in keys.items() if column in row}
         tasksets.append({"name": name, "path": str(path), "default_reward_fn_type": name, "format": form})
-    given = {"tasksets": tasksets, "default_workflow_type": "simple_workflow"}
-    sections = {"buffer": {"batch_size": len(cases), "total_steps": 2, "explorer_input": given}}
-    found = explored(config_of(taught[0], tmp_path, "simple_workflow", sections=sections), taught[1])
-    assert {one.info["taskset"] for one in found} == set(cases) and len(found) == 4 * len(cases)
-    for one in found:
+    inputs = {"tasksets": tasksets, "default_workflow_type": "simple_workflow"}
+    sections = {"buffer": {"batch_size": len(cases), "total_steps": 2, "explorer_input": inputs}}
+    experiences = explored(config_of(taught[0], tmp_path, "simple_workflow", sections=sections), taught[1])
+    assert {one.info["taskset"] for one in experiences} == set(cases) and len(experiences) == 4 * len(cases)
+    for one in experiences:
         worth = cases[one.info["taskset"]][1]
         assert one.reward == worth[one.info["response"]] and one.metrics["verifier_errors"] == 0, one.info
 
@@ -169,17 +169,17 @@ def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
         "buffer": {"batch_size": 2, "total_steps": 2},
     }
     data = tmp_path / "calls.jsonl"
-    given = {"taskset": {"path": str(data)}, "default_workflow_type": "toolcall_workflow"}
-    sections["buffer"]["explorer_input"] = given
-    said = {
+    inputs = {"taskset": {"path": str(data)}, "default_workflow_type": "toolcall_workflow"}
+    sections["buffer"]["explorer_input"] = inputs
+    texts = {
         "conversations": [{"from": "human", "value": "What time is it?"}],
         "tools": json.dumps([TOOL["function"]]),
     }  # fmt: skip
     answers = [{"name": name, "arguments": {}} for name in ("now", "then")]
-    data.write_text("".join(json.dumps({**said, "answer": json.dumps([answer])}) + "\n" for answer in answers))
-    found = explored(config_of(taught[0], tmp_path, "toolcall_workflow", sections=sections), taught[1])
-    assert len(found) == 8 and {one.info["response"].removesuffix("<|im_end|>") for one in found} == {CALL}
-    assert {one.task_index % 2: one.reward for one in found} == {0: 1.0, 1: 0.0}
+    data.write_text("".join(json.dumps({**texts, "answer": json.dumps([answer])}) + "\n" for answer in answers))
+    experiences = explored(config_of(taught[0], tmp_path, "toolcall_workflow", sections=sections), taught[1])
+    assert len(experiences) == 8 and {one.info["response"].removesuffix("<|im_end|>") for one in experiences} == {CALL}
+    assert {one.task_index % 2: one.reward for one in experiences} == {0: 1.0, 1: 0.0}
 
 
 AGENT = """
@@ -201,13 +201,13 @@ API = {"explorer": {"rollout_model": {"enable_openai_api": True}}}
 def test_a_command_asks_an_engine(taught, tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
-    given = {"workflow_args": {"command": [sys.executable, "-I", str(agent)]}, "default_reward_fn_type": "math_reward"}
-    config = config_of(taught[0], tmp_path, "command_workflow", sections=API, **given)
-    found = explored(config, taught[1])
+    flow = {"workflow_args": {"command": [sys.executable, "-I", str(agent)]}, "default_reward_fn_type": "math_reward"}
+    config = config_of(taught[0], tmp_path, "command_workflow", sections=API, **flow)
+    experiences = explored(config, taught[1])
     tokenizer = AutoTokenizer.from_pretrained(taught[0])
-    said = [tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) for one in found]
-    assert len(found) == 12 and set(said) == {RIGHT, WRONG}
-    assert [one.reward for one in found] == [float(text == RIGHT) for text in said]
+    texts = [tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) for one in experiences]
+    assert len(experiences) == 12 and set(texts) == {RIGHT, WRONG}
+    assert [one.reward for one in experiences] == [float(text == RIGHT) for text in texts]
 
 
 def test_groups_without_a_difference_are_replaced(taught, tmp_path):
@@ -216,9 +216,9 @@ def test_groups_without_a_difference_are_replaced(taught, tmp_path):
         "explorer": {"max_refill_rounds": 40},
         "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},
     })  # fmt: skip
-    found = explored(config, taught[1])
+    experiences = explored(config, taught[1])
     groups = defaultdict(list)
-    for one in found:
+    for one in experiences:
         groups[one.group].append(one.reward)
     assert [sorted(rewards) for rewards in groups.values()] == [[0.0, 1.0]] * 6
     drawn = [line.metrics["tasks"] for line in read_metrics(config.job_dir) if line.source == "explorer"]
@@ -232,16 +232,16 @@ def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch, t
     data = tmp_path / "lakes.jsonl"
     lakes = [{"question": "Go.", "size": 2, "p": 1.0, "seed": seed} for seed in range(6)]
     data.write_text("".join(json.dumps(lake) + "\n" for lake in lakes))
-    given = {"workflow_args": args, "path": str(data), "format": {"prompt_key": "question"}}
-    found = explored(config_of(taught[0], tmp_path, "frozen_lake_workflow", **given), taught[1])
+    settings = {"workflow_args": args, "path": str(data), "format": {"prompt_key": "question"}}
+    experiences = explored(config_of(taught[0], tmp_path, "frozen_lake_workflow", **settings), taught[1])
     played = gymnasium.make("FrozenLake-v1", desc=["SF", "FG"], is_slippery=False, max_episode_steps=4)
-    for one in found:
+    for one in experiences:
         played.reset(seed=0)
-        said = [turn["content"] for turn in one.info["turns"] if turn["role"] == "assistant"]
-        steps = [played.step(len(text) % 4) for text in said]
-        assert one.reward == sum(step[1] for step in steps) and one.metrics["turns"] == len(said) <= 4
+        texts = [turn["content"] for turn in one.info["turns"] if turn["role"] == "assistant"]
+        steps = [played.step(len(text) % 4) for text in texts]
+        assert one.reward == sum(step[1] for step in steps) and one.metrics["turns"] == len(texts) <= 4
         assert one.metrics["episode_ended"] == (steps[-1][2] or steps[-1][3]) and one.action_mask.any()
-    assert len(found) == 12
+    assert len(experiences) == 12
 
 
 def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tmp_path):
@@ -251,7 +251,7 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
     ).with_values({"model.max_model_len": 200})
     rows = explored(config, tiny_engine, taught[1])
     student, teacher = (
-        AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (tiny_folder, taught[0])
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in (tiny_folder, taught[0])
     )
     total, count, gaps = torch.zeros((), dtype=torch.float64), 0, []
     for row in rows:

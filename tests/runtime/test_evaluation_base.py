@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
 from preflight_configs import config_of
+from raising import raising
 
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import write_manifest
@@ -25,5 +25,5 @@ def test_adapter_is_evaluated_with_the_base_of_its_run(tiny_folders: TinyFolders
     write_json(folder / STATE, {"began": asdict(Beginning.of(str(tiny_folders.model)))})
     write_manifest(folder, 1)
     assert for_evaluation(config).model.model_path == str(tiny_folders.model)
-    with pytest.raises(TrinityError, match="another"):
+    with raising(TrinityError, key="model.model_path"):
         huggingface_folder(config, 1, merge=False)

@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from raising import raising
 from store.store_helpers import make_rows
 
 from trinity_core.errors import TrinityError
@@ -39,15 +40,15 @@ def test_a_trainer_and_its_explorers_are_parts_of_a_run(files: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "key"),
     [
-        (("trainer", "gsm8k"), r"gsm8k\.yaml has mode both"),
-        (("trainer", "explorer", "explorer"), r"one and the same part of the run \(explorer\)"),
-        (("trainer", "trainer"), r"one and the same part of the run \(trainer\)"),
+        (("trainer", "gsm8k"), "mode"),
+        (("trainer", "explorer", "explorer"), "explorer.name"),
+        (("trainer", "trainer"), "explorer.name"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(files: Any, names: tuple[str, ...], message: str) -> None:
-    with pytest.raises(TrinityError, match=message):
+def test_what_does_not_fit_together_is_refused(files: Any, names: tuple[str, ...], key: str) -> None:
+    with raising(TrinityError, key=key):
         plan_parts(files(*names), [])
 
 
@@ -57,7 +58,7 @@ def test_parts_of_two_runs_are_refused(files: Any, tmp_path: Path) -> None:
     other.write_text(
         Path(trainer).read_text().replace("name: gsm8k-async", "name: another").replace("train", "explore", 1)
     )
-    with pytest.raises(TrinityError, match="are different runs"):
+    with raising(TrinityError, key="name"):
         plan_parts([trainer, str(other)], [])
 
 
@@ -114,5 +115,5 @@ def test_runs_of_one_context_end_together() -> None:
     assert contextvars.copy_context().run(opened_within) is end and CANCEL_TOKEN.get() is None
     end.raise_if_cancelled()
     end.stop()
-    with pytest.raises(Stopped, match="has saved and ended"):
+    with pytest.raises(Stopped):
         end.raise_if_cancelled()

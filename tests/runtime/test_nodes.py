@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from raising import raising
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.findings import ConfigError
@@ -72,7 +73,7 @@ def test_processes_share_nodes(
 
 def test_an_engine_that_fits_no_single_node_is_refused(tmp_path: Path) -> None:
     config = configured(tmp_path, gpus=3, node_num=3, engine_num=4, tensor_parallel_size=2)
-    with pytest.raises(TrinityError, match="tensor_parallel_size 2"):
+    with raising(TrinityError, key="explorer.rollout_model.tensor_parallel_size"):
         nodes.bundles(config, Placement(3, 4, 2.0, (), 1, 1.0, 1, 1, False))
 
 

@@ -81,8 +81,8 @@ def test_what_is_known_to_fit_fits_and_nothing_else(
     plan = planned(tmp_path, model, gpus, gpu_gib, *overrides)
     assert plan.parameters is not None and round(plan.parameters / 1e6) == MILLIONS[model]
     room = Room(memory=host_gib * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50, shared_memory=host_gib * GIB // 2)
-    found = list(shortages(plan, room))
-    assert (not found) is fits, found
+    short = list(shortages(plan, room))
+    assert (not short) is fits, short
 
 
 def test_published_weights_are_compared_with_shared_memory(tmp_path: Path) -> None:
@@ -110,13 +110,13 @@ def test_the_recipe_for_one_gpu_says_what_the_plan_says(tmp_path: Path) -> None:
     planned(tmp_path, "Qwen2.5-1.5B", 1, 24)  # writes the model's shape
     (plan,) = plans_of(load_config(recipe, [f"model.model_path={tmp_path}"]), Machine(8, 1), 24 * GIB)
     assert not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)))
-    told = {line.split(":")[0].strip("# "): line for line in recipe.read_text().splitlines() if " GiB" in line}
+    by_model = {line.split(":")[0].strip("# "): line for line in recipe.read_text().splitlines() if " GiB" in line}
     amounts = {}
-    for each in plan.processes:
-        assert each.memory is not None
-        side = each.kind.split()[0]
-        amounts |= {f"{side} on the GPU": total(each.memory), f"{side} in memory": total(each.host)}
-        amounts |= {f"{side}'s {need.what}": need.bytes for need in each.memory if len(each.memory) > 1}
-    assert told.keys() <= amounts.keys() and len(told) >= 6
-    for name, line in told.items():
+    for process in plan.processes:
+        assert process.memory is not None
+        side = process.kind.split()[0]
+        amounts |= {f"{side} on the GPU": total(process.memory), f"{side} in memory": total(process.host)}
+        amounts |= {f"{side}'s {need.what}": need.bytes for need in process.memory if len(process.memory) > 1}
+    assert by_model.keys() <= amounts.keys() and len(by_model) >= 6
+    for name, line in by_model.items():
         assert f" {size(amounts[name])}" in line, name

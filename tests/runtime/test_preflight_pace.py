@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -87,7 +88,7 @@ def test_the_pace_leaves_out_the_first_steps() -> None:
     pace = pace_of(lines([8.0, 2.0, 4.0], began=100.0), 100.0, left_out=2, measured="today")
     assert pace == Pace(3.0, 7.0, {"generate": 1.75, "train": 1.75}, "today")
     assert pace.whole(10) == 37.0
-    with pytest.raises(ValueError, match="2 steps were trained"):
+    with pytest.raises(ValueError):
         pace_of(lines([8.0], began=100.0), 100.0, left_out=2, measured="")
 
 
@@ -157,21 +158,21 @@ def test_a_cache_that_cannot_be_made_is_said_before_measuring(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    config, said = config_from_dict(supervised(tiny_folders)), list[str]()
+    config, lines_ = config_from_dict(supervised(tiny_folders)), list[str]()
     assert cached_pace(config) is None
     with pytest.raises(TrinityError, match="choose another folder with XDG_CACHE_HOME"):
-        measure.measure(tmp_path / "unread.yaml", [], config, said.append)
-    assert not said
+        measure.measure(tmp_path / "unread.yaml", [], config, lines_.append)
+    assert not lines_
 
 
 def test_durations_are_for_people() -> None:
-    assert [duration(each) for each in (0.4, 59.6, 200, 3600, 18_420)] == [
+    assert [duration(seconds) for seconds in (0.4, 59.6, 200, 3600, 18_420)] == [
         "0 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "5 h 07 min",
     ]  # fmt: skip
 
 
-def plan(file: Path, *given: str) -> Any:
-    return CliRunner().invoke(app, ["plan", "--config", str(file), *given])
+def plan(file: Path, *options: str) -> Any:
+    return CliRunner().invoke(app, ["plan", "--config", str(file), *options])
 
 
 @pytest.mark.slow
@@ -204,9 +205,9 @@ def test_a_trial_that_takes_too_long_is_ended(
     file = tmp_path / "sft.yaml"
     file.write_text(yaml.safe_dump(supervised(tiny_folders)))
     config = config_from_dict(supervised(tiny_folders))
-    with pytest.raises(TrinityError, match=f"has done 0 of {STEPS} steps. Measure it with a smaller batch_size"):
+    with raising(TrinityError, key="batch_size"):
         measure.measure(file, [], config, lambda _: None)
-    assert not [each for each in psutil.Process().children() if "preflight.measure" in " ".join(each.cmdline())]
+    assert not [child for child in psutil.Process().children() if "preflight.measure" in " ".join(child.cmdline())]
 
 
 def test_a_trial_that_fails_says_why(tiny_folders: TinyFolders, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_evaluations_of_ten_steps(overrides, expected):
     ("interval", "keep", "expected"), [(4, None, (3, 3)), (5, 1, (2, 2)), (2, 2, (5, 3)), (0, 3, (1, 1))]
 )
 def test_saves_of_ten_steps(interval, keep, expected):
-    given = [f"trainer.save_interval={interval}", *([f"trainer.max_checkpoints_to_keep={keep}"] if keep else [])]
-    config = config_of(*given)
+    overrides = [f"trainer.save_interval={interval}", *([f"trainer.max_checkpoints_to_keep={keep}"] if keep else [])]
+    config = config_of(*overrides)
     assert (saves(config, 10), kept_checkpoints(config, 10)) == expected
 
 
@@ -75,14 +75,14 @@ def test_shape_is_read_from_config_json():
 
 def test_plan_places_processes_on_the_machine():
     (stage,) = plans_of(config_of("trainer.worker_num=2"), Machine(8, 0))
-    assert [(each.kind, each.number, each.gpus, each.threads) for each in stage.processes] == [
+    assert [(process.kind, process.number, process.gpus, process.threads) for process in stage.processes] == [
         ("engine", 1, 0, 8),
         ("trainer worker", 2, 0, 4),
     ]
     (stage,) = plans_of(config_of("cluster.gpu_per_node=4"), Machine(8, 2))
     assert "cluster.gpu_per_node asks for 4 GPUs" in stage.unplaced
     (larger,) = plans_of(config_of("cluster.gpu_per_node=4"), Machine(8, 4))
-    assert [(each.kind, each.number, each.gpus) for each in larger.processes] == [
+    assert [(process.kind, process.number, process.gpus) for process in larger.processes] == [
         ("engine", 1, 1.0),
         ("trainer worker", 3, 1.0),
     ]
@@ -121,15 +121,15 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     }
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree))
-    told = CliRunner().invoke(app, ["plan", "--config", str(path), "--json"])
-    assert told.exit_code == 0, told.output
-    (stage,) = json.loads(told.stdout)["stages"]
+    result = CliRunner().invoke(app, ["plan", "--config", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    (stage,) = json.loads(result.stdout)["stages"]
     assert (stage["total_steps"], stage["tasks_a_step"], stage["rollouts_a_step"]) == (6, 4, 32)
     assert (stage["sampled_tokens_a_step"], stage["experiences_a_step"]) == (32 * 40, 32)
     assert (stage["save_interval"], stage["sync_interval"]) == (3, 1)
 
     assert (stage["evals"], stage["saves"], stage["syncs"]) == (0, 2, 6)
-    assert [(each["kind"], each["number"]) for each in stage["processes"]] == [("engine", 1), ("trainer worker", 1)]
+    assert [(one["kind"], one["number"]) for one in stage["processes"]] == [("engine", 1), ("trainer worker", 1)]
     trained = {need["what"]: need["bytes"] for need in stage["processes"][1]["memory"]}
     assert trained["policy weights"] == 4 * stage["parameters"]
     assert {need["what"] for need in stage["disk"]} == {"checkpoints", "models", "experiences"}
@@ -169,16 +169,16 @@ def test_plan_of_an_evaluation_names_endpoint_and_task_sets(tmp_path):
 
 
 def test_plan_says_why_an_estimate_is_missing(tmp_path):
-    told = plan_text(plans_of(config_of()))
-    assert told.count(": no-model is not in the cache of the hub") == 3, "engine, trainer and disk"
+    text = plan_text(plans_of(config_of()))
+    assert text.count(": no-model is not in the cache of the hub") == 3, "engine, trainer and disk"
 
 
 def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("mode: nothing\n")
-    told = CliRunner().invoke(app, ["plan", "--config", str(path)])
-    assert told.exit_code == 2
-    assert "mode" in told.stderr
+    result = CliRunner().invoke(app, ["plan", "--config", str(path)])
+    assert result.exit_code == 2
+    assert "mode" in result.stderr
 
 
 def test_a_plan_without_its_model_is_no_success(tmp_path, tiny_folder, monkeypatch):
@@ -189,6 +189,6 @@ def test_a_plan_without_its_model_is_no_success(tmp_path, tiny_folder, monkeypat
     path.write_text(yaml.safe_dump(tree))
     for folder, code in ((tiny_folder.parent, 0), (tmp_path, 1)):
         monkeypatch.chdir(folder)
-        told = CliRunner().invoke(app, ["plan", "--config", str(path)])
-        assert told.exit_code == code and "4 tasks" in told.stdout, told.output
-    assert model.removeprefix("./") in str(told.exception)
+        result = CliRunner().invoke(app, ["plan", "--config", str(path)])
+        assert result.exit_code == code and "4 tasks" in result.stdout, result.output
+    assert model.removeprefix("./") in str(result.exception)

@@ -34,9 +34,9 @@ def rft(path, buffer=(), **sections):
 
 def sft(path):
     form = {"prompt_type": "plaintext", "prompt_key": "question", "response_key": "answer"}
-    given = {"path": str(path), "format": form}
+    source = {"path": str(path), "format": form}
     return stage(
-        {"algorithm_type": "sft"}, {"train_batch_size": 4, "trainer_input": {"experience_buffer": given}}, mode="train"
+        {"algorithm_type": "sft"}, {"train_batch_size": 4, "trainer_input": {"experience_buffer": source}}, mode="train"
     )
 
 
@@ -45,9 +45,9 @@ def test_steps_as_configured_need_no_data():
 
 
 def test_epochs_are_divided_into_whole_explore_steps(data):
-    told = "3 epochs of 10 tasks"
-    assert steps_of(rft(data)) == Steps(30 // 4, told)
-    assert steps_of(rft(data, mode="explore")) == Steps(30 // 4, told)
+    text = "3 epochs of 10 tasks"
+    assert steps_of(rft(data)) == Steps(30 // 4, text)
+    assert steps_of(rft(data, mode="explore")) == Steps(30 // 4, text)
 
 
 def test_asynchronous_trainer_takes_all_rollouts(data):

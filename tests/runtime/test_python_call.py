@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core import train
 from trinity_core.config import load_config
@@ -81,7 +82,7 @@ def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
     def needs(completions, solution):
         return [0.0]
 
-    with pytest.raises(InputError, match="solution"):
+    with raising(InputError, key="needs"):
         train("model", [{"prompt": "a"}], needs, output_dir=tmp_path)
 
 
@@ -95,7 +96,7 @@ def test_functions_have_names_of_their_own(tmp_path):
 
 
 def test_eval_rows_need_rewards(tmp_path):
-    with pytest.raises(InputError, match="eval_rows"):
+    with raising(InputError, key="eval_rows"):
         train("model", [PAIR], output_dir=tmp_path, eval_rows=[PAIR])
 
 
@@ -117,10 +118,12 @@ def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm
     monkeypatch.setattr(
         "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
     )
-    result = train("model", [row] * 2, output_dir=tmp_path / "run", settings={"algorithm.optimizer.lr": 0.5})
+    settings = {"algorithm.optimizer.lr": 0.5, "model.max_response_tokens": 32}
+    result = train("model", [row] * 2, output_dir=tmp_path / "run", settings=settings)
     config = load_config(result.config_file)
     buffer = config.buffer.trainer_input.experience_buffer
     assert (config.mode, config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("train", algorithm, 0.5)
+    assert (config.model.max_prompt_tokens, config.model.max_response_tokens) == (512, 32)
     assert form.items() <= dict(buffer.format).items()
     assert len(Path(buffer.path).read_text().splitlines()) == 2 and result.model_folder is None
 
@@ -153,7 +156,7 @@ assert again.folder == result.folder and (again.summary["from"], again.summary["
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     job = tmp_path / "runs/notebook/run/checkpoints/trinity/run"
-    rollouts = [each for _, _, path in rollout_files(job) for each in read_rollouts(path)]
+    rollouts = [rollout for _, _, path in rollout_files(job) for rollout in read_rollouts(path)]
     assert len(rollouts) >= 4
     for rollout in rollouts:
         expected = rollout.response.count("e") / max(len(rollout.response), 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raising
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import ModelError
@@ -25,8 +26,8 @@ def brief_folder(tiny_folder: Path, tiny_model: Any, tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("models") / "Brief-0.9M"
     shutil.copytree(tiny_folder, folder)
     path = folder / "generation_config.json"
-    given = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({**given, "eos_token_id": list(range(tiny_model.config.vocab_size))}))
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**content, "eos_token_id": list(range(tiny_model.config.vocab_size))}))
     return folder
 
 
@@ -59,14 +60,14 @@ def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any,
         likeliest = int(tiny_model(prompt).logits[0, -1].argmax())
         assert greedy == model.tokenizer.decode([likeliest], skip_special_tokens=True)
         assert isinstance(long, NoAnswer) and "more than the" in long.why
-        with pytest.raises(ModelError, match="the model another "):
+        with raising(ModelError, key="base_url"):
             models.ask(AskedModel("another"), [Question("", SHORT)])
-        made = curated_tasks(config, models)
-    written = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+        dataset = curated_tasks(config, models)
+    written = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
     assert [(row["question"], row["pass_rate"]) for row in written] == [(SHORT, 0.0), ("And 1 + 3?", 0.0)]
-    assert made.rejected == 1, "the long one got no answer, which is no wrong one"
+    assert dataset.rejected == 1, "the long one got no answer, which is no wrong one"
     with RunModels(config) as models:
-        assert curated_tasks(config, models) == made and models._cluster is None, "nothing starts for what is there"
+        assert curated_tasks(config, models) == dataset and models._cluster is None, "nothing starts for what is there"
 
 
 def test_a_reward_model_cannot_be_asked(tiny_folder: Path, reward_folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from raising import raising
 
 from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
@@ -118,7 +119,7 @@ class JoinedRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         lost = {"Alive": False, "Resources": {}}
-        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(each)}} for each in self.gpus)]
+        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(count)}} for count in self.gpus)]
 
     def cluster_resources(self) -> dict[str, float]:
         return {"GPU": float(sum(self.gpus))}
@@ -132,10 +133,10 @@ def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.Mo
     placed = placement_of(joining(engine_num=8))
     assert (placed.gpu_per_node, placed.engines, placed.gpus) == (4, 8, 8)
     assert ray.joined == 0
-    with pytest.raises(TrinityError, match=r"the engines take 9 .* but the run has 8"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         placement_of(joining(engine_num=9))
     ray.gpus.pop()
-    with pytest.raises(TrinityError, match="asks for 2 nodes, but the Ray cluster has 1"):
+    with raising(TrinityError, key="cluster.node_num"):
         placement_of(joining(engine_num=1))
     assert ray.joined == 0
 
@@ -153,7 +154,7 @@ def test_a_later_attempt_waits_for_a_node_that_was_lost(
     assert "cluster.node_num asks for 2 nodes" in caplog.text
     ray.gpus.pop()
     monkeypatch.setattr("trinity_core.runtime.cluster.AGAIN_SECONDS", 0.2)
-    with pytest.raises(TransientFault, match="asks for 2 nodes, but the Ray cluster has 1"):
+    with pytest.raises(TransientFault):
         placement_of(joining(engine_num=8))
     assert ray.joined == 0
 
@@ -182,8 +183,8 @@ def test_a_run_that_waits_for_gpus_of_others_says_so(
 def test_an_actor_that_ray_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(small_config(), Machine(1, 0))
     monkeypatch.setattr(cluster, "alive", lambda: True)
-    monkeypatch.setattr("ray.wait", lambda refs, **_: ([each for each in refs if each == "a"], []))
-    cluster._placing = {each: (f"n/{each}", time.monotonic() - PLACE_SECONDS - 1) for each in "ab"}
+    monkeypatch.setattr("ray.wait", lambda refs, **_: ([ref for ref in refs if ref == "a"], []))
+    cluster._placing = {name: (f"n/{name}", time.monotonic() - PLACE_SECONDS - 1) for name in "ab"}
     with pytest.raises(TransientFault, match=r"has not started n/b within 600 s"):
         cluster.check()
     assert list(cluster._placing) == ["b"]
@@ -235,7 +236,7 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("trinity_core.runtime.cluster.NAME_SECONDS", 0.0)
         with pytest.raises(TrinityError, match=r"first is already running in the namespace .*/run of the Ray cluster"):
             cluster.actor(Sleeper, "first", env=env)
-        [raylet] = [each for each in psutil.Process().children() if each.name() == "raylet"]
+        [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
         first.compute.remote()
         time.sleep(1.0)
         raylet.kill()
@@ -269,7 +270,7 @@ def test_a_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch, ca
     cluster = open_cluster(small_config(), 0)
     try:
         assert "started again: The current node timed out" in caplog.text
-        names = [each.name() for each in set(psutil.Process().children()) - before]
+        names = [child.name() for child in set(psutil.Process().children()) - before]
         assert names.count("raylet") == names.count("gcs_server") == 1 and ray.is_initialized()
     finally:
         close_cluster(cluster)
@@ -326,11 +327,11 @@ def command_line(process: psutil.Process) -> str:
 
 def listening(process: psutil.Process) -> list[Any]:
     try:
-        return [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        return [connection for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN]
     except psutil.Error:
         return []
 
 
 def is_loopback(address: str) -> bool:
-    found = ip_address(address)
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    parsed = ip_address(address)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
+from raising import raising
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import ConfigError, config_from_dict, stages
@@ -28,6 +29,7 @@ TREE = {
     },
 }
 INPUT = "buffer.explorer_input"
+SET = f"{INPUT}.tasksets.a"
 OPERATORS = "data_processor.experience_pipeline.operators"
 
 
@@ -42,38 +44,34 @@ def load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "message"),
+    ("override", "key"),
     [
-        (f"{INPUT}.tasksets.b.default_reward_fn_type=math_rewrad", None, "no reward function .*'math_reward'"),
-        (f"{INPUT}.eval_tasksets.e.default_workflow_type=maths", None, "no workflow 'maths'.*--plugin-dir"),
-        (f"{INPUT}.default_reward_fn_type=x", None, "no reward function 'x'"),
-        ("buffer.default_workflow_type=x", None, "no workflow 'x'"),
-        (f"{OPERATORS}=[{{name: dynamic_smapling}}]", f"{OPERATORS}[0].name", "operator .*'dynamic_sampling'"),
-        (f"{OPERATORS}=[{{name: dynamic_sampling, args: {{row: 9}}}}]", f"{OPERATORS}[0].args.row", "takes .*rows"),
+        (f"{INPUT}.tasksets.b.default_reward_fn_type=math_rewrad", f"{INPUT}.tasksets[1].default_reward_fn_type"),
+        (f"{INPUT}.eval_tasksets.e.default_workflow_type=maths", f"{INPUT}.eval_tasksets[0].default_workflow_type"),
+        (f"{INPUT}.default_reward_fn_type=x", f"{INPUT}.default_reward_fn_type"),
+        ("buffer.default_workflow_type=x", "buffer.default_workflow_type"),
+        (f"{OPERATORS}=[{{name: dynamic_smapling}}]", f"{OPERATORS}[0].name"),
+        (f"{OPERATORS}=[{{name: dynamic_sampling, args: {{row: 9}}}}]", f"{OPERATORS}[0].args.row"),
         (
             f"{OPERATORS}=[{{name: data_juicer, args: {{operators: [{{document_deduplicator: {{}}}}]}}}}]",
             f"{OPERATORS}[0].name",
-            "needs a server: give service.data_juicer",
         ),
-        (f"{INPUT}.tasksets.a.reward_fn_args.format_wieght=1", None, "no argument of 'math_reward', .*format_weight"),
-        (f"{INPUT}.tasksets.a.reward_fn_args.format_weight=high", None, "must be a number, not 'high'"),
-        (f"{INPUT}.tasksets.a.task_selector.selector_type=shufle", "selector_type", "no task selector .*'shuffle'"),
-        (f"{INPUT}.tasksets.a.task_selector.kwargs.tau=1", None, "no argument of 'sequential', which takes none"),
+        (f"{SET}.reward_fn_args.format_wieght=1", f"{INPUT}.tasksets[0].reward_fn_args.format_wieght"),
+        (f"{SET}.reward_fn_args.format_weight=high", f"{INPUT}.tasksets[0].reward_fn_args.format_weight"),
+        (f"{SET}.task_selector.selector_type=shufle", f"{INPUT}.tasksets[0].task_selector.selector_type"),
+        (f"{SET}.task_selector.kwargs.tau=1", f"{INPUT}.tasksets[0].task_selector.kwargs.tau"),
         (
-            f"{INPUT}.tasksets.a.task_selector={{selector_type: difficulty_based, kwargs: {{lamb: 2}}}}",
+            f"{SET}.task_selector={{selector_type: difficulty_based, kwargs: {{lamb: 2}}}}",
             f"{INPUT}.tasksets[0].task_selector.kwargs.lamb",
-            "must be at least 0 and at most 1, not 2",
         ),
-        (f"{INPUT}.tasksets.a.task_selector.feature_keys=[x]", "feature_keys", "'sequential' takes 0 feature_keys"),
-        (f"{INPUT}.tasksets.a.default_workflow_type=simple_workflow", "default_reward_fn_type", "must be given"),
+        (f"{SET}.task_selector.feature_keys=[x]", f"{INPUT}.tasksets[0].task_selector.feature_keys"),
+        (f"{SET}.default_workflow_type=simple_workflow", f"{INPUT}.tasksets[0].default_reward_fn_type"),
     ],
 )
-def test_what_is_named_wrongly_is_told(load, override, key, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_what_is_named_wrongly_is_told(load, override, key):
+    with raising(ConfigError, key=key) as caught:
         load(override)
     (problem,) = caught.value.problems
-    written = override.partition("=")[0].replace("tasksets.a", "tasksets[0]").replace("tasksets.b", "tasksets[1]")
-    assert (key or written.replace("eval_tasksets.e", "eval_tasksets[0]")) in problem.key
     assert "run.yaml" in problem.file or "override" in problem.file
 
 
@@ -89,14 +87,14 @@ def test_what_is_named_wrongly_is_told(load, override, key, message):
 )
 def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, model):
     override = f"{INPUT}.tasksets.a.default_{kind}_type={name}"
-    with pytest.raises(ConfigError, match=r"asks another model than the policy: add it to explorer\.auxiliary_models"):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].default_{args.removesuffix('_args')}_type"):
         load(override)
     judge = "explorer.auxiliary_models=[{model_path: /models/judge, name: judge}]"
     load(override, judge)
     load(override, "mode=train", "buffer.total_steps=1")
     if model:
         load(override, judge, f"{INPUT}.tasksets.a.{args}.model=judge")
-        with pytest.raises(ConfigError, match="the name of no auxiliary model; there is judge"):
+        with raising(ConfigError, key=f"{INPUT}.tasksets[0].{args}.model"):
             load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
 
 
@@ -118,11 +116,11 @@ def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):
 
 
 def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
-    given = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
+    overrides = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
     args = f"{INPUT}.tasksets.a.workflow_args={{environment: frozen_lake, step_wise: true%s}}"
-    load(*given, args % ", turn_rewards: rollout")
-    with pytest.raises(ConfigError, match=r"turn_rewards: .*must be rollout for step_wise_grpo"):
-        load(*given, args % "")
+    load(*overrides, args % ", turn_rewards: rollout")
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].workflow_args.turn_rewards"):
+        load(*overrides, args % "")
 
 
 @pytest.mark.parametrize(
@@ -149,34 +147,34 @@ def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
 def test_gigpo_adds_up_the_rewards_of_turns_itself(toy_games, load, workflow, args, key):
     """A turn's reward must be its own: returns would be discounted twice, and a reward that each turn repeats would
     count as often as there are turns, so that dawdling pays."""
-    given = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.workflow_args={{{args}}}")
+    overrides = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.workflow_args={{{args}}}")
     engine = "explorer.rollout_model={enable_openai_api: true, tool_call_parser: hermes}"
-    load(*given, engine)
+    load(*overrides, engine)
     if key is None:
-        load(*given, engine, "algorithm.algorithm_type=gigpo")
+        load(*overrides, engine, "algorithm.algorithm_type=gigpo")
         return
     with pytest.raises(ConfigError) as caught:
-        load(*given, engine, "algorithm.algorithm_type=gigpo")
+        load(*overrides, engine, "algorithm.algorithm_type=gigpo")
     [problem] = caught.value.problems
     assert problem.key.endswith(f"tasksets[0].{key}"), problem
-    load(*given, engine, "algorithm.algorithm_type=gigpo", "mode=train", "buffer.total_steps=1")
+    load(*overrides, engine, "algorithm.algorithm_type=gigpo", "mode=train", "buffer.total_steps=1")
 
 
 def test_an_environments_tasks_take_no_reward_function(toy_games, load):
     tasks = f"{INPUT}.tasksets.a"
     lake = (f"{tasks}.default_workflow_type=env_workflow", f"{tasks}.workflow_args={{environment: frozen_lake}}")
     load(*lake, f"{INPUT}.default_reward_fn_type=math_reward")
-    for given in (f"{tasks}.default_reward_fn_type=math_reward", f"{tasks}.reward_fn_args={{x: 1}}"):
-        with pytest.raises(ConfigError, match=r"is not read by env_workflow, whose rewards are the environment's"):
-            load(*lake, given)
+    for override in (f"{tasks}.default_reward_fn_type=math_reward", f"{tasks}.reward_fn_args={{x: 1}}"):
+        with raising(ConfigError, key=override.partition("=")[0].replace("tasksets.a", "tasksets[0]")):
+            load(*lake, override)
     alone = [
         f"{INPUT}.tasksets=[{{path: d, workflow_args: {{environment: frozen_lake}}}}]",
         f"{INPUT}.eval_tasksets=[]",
     ]
     for place in (INPUT, "buffer"):
-        given = f"{place}.default_reward_fn_type=math_reward"
-        with pytest.raises(ConfigError, match=rf"{place}.default_reward_fn_type: .*is not read by env_workflow"):
-            load(*alone, f"{INPUT}.default_workflow_type=env_workflow", given)
+        default = f"{place}.default_reward_fn_type=math_reward"
+        with raising(ConfigError, key=f"{place}.default_reward_fn_type"):
+            load(*alone, f"{INPUT}.default_workflow_type=env_workflow", default)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +184,16 @@ def test_an_environments_tasks_take_no_reward_function(toy_games, load):
 def test_arguments_of_a_workflows_own_reward_are_checked(load, workflow):
     """Whichever reward a task set without a name of one has: `fromat_weight` is nobody's."""
     tasks = f"{INPUT}.tasksets.a"
-    given = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
+    overrides = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
     if workflow == "command_workflow":
-        given += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
+        overrides += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
     if workflow == "toolcall_workflow":
-        given.append("explorer.rollout_model.tool_call_parser=hermes")
+        overrides.append("explorer.rollout_model.tool_call_parser=hermes")
     if workflow == "math_ruler_workflow":
-        given.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
-    with pytest.raises(ConfigError, match="reward_fn_args"):
-        load(*given)
+        overrides.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
+    wrong = "reward_fn_args" if workflow == "command_workflow" else "reward_fn_args.fromat_weight"
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].{wrong}"):
+        load(*overrides)
 
 
 def test_stages_are_checked_each_and_told_once(load):
@@ -230,7 +229,7 @@ def test_plugins_load_before_names_are_checked(load, tmp_path, monkeypatch):
 
 def test_a_dotted_path_is_trusted_until_it_is_used(load):
     config = load(f"{INPUT}.tasksets.a.default_reward_fn_type=no.such.reward")
-    with pytest.raises(ConfigError, match=r"tasksets\[0\]\.default_reward_fn_type: .*cannot be imported"):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].default_reward_fn_type"):
         require_names(config)
 
 
@@ -263,7 +262,7 @@ def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
             "synchronizer": {"sync_method": "checkpoint"},
         }
     )
-    with pytest.raises(ConfigError, match=r"tasksets\[1\]\.default_reward_fn_type: .*did you mean 'math_reward'"):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[1].default_reward_fn_type"):
         asyncio.run(Explorer(config, [FakeEngine()]).run(explore))
     assert not (config.job_dir / "buffer").exists()
 
@@ -275,9 +274,9 @@ def test_odd_annotations_are_accepted_and_defaults_kept(load, monkeypatch):
     monkeypatch.setitem(REWARD_FNS, "short", short)
     monkeypatch.setitem(REWARD_FNS, "largest", max)
     keys = [f"{INPUT}.tasksets.a.default_reward_fn_type", f"{INPUT}.tasksets.a.reward_fn_args"]
-    for name, given in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
-        config = load(f"{keys[0]}={name}", f"{keys[1]}={given}")
-        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(given)
+    for name, args in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
+        config = load(f"{keys[0]}={name}", f"{keys[1]}={args}")
+        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(args)
 
 
 ROLLOUTS = ("explorer.rollout_model.tool_call_parser=hermes", "explorer.rollout_model.enable_openai_api=true")
@@ -285,33 +284,21 @@ JUDGED = "default_reward_fn_type: llm_judge, reward_fn_args"
 
 
 @pytest.mark.parametrize(
-    ("taskset", "key", "message"),
+    ("taskset", "key"),
     [
-        (
-            "default_workflow_type: math_workflow, workflow_args: {max_turns: 3}",
-            "workflow_args.max_turns",
-            "no argument",
-        ),
-        ("default_workflow_type: math_rm_workflow, workflow_args: {a: 3}", "workflow_args.a", "no argument"),
-        (
-            "default_workflow_type: multi_turn_workflow, workflow_args: {discount: 0.5}",
-            "workflow_args",
-            "step_wise: true",
-        ),
-        ("default_workflow_type: toolcall_workflow, workflow_args: {time_limit: 3}", "workflow_args", "without tools"),
-        ("default_workflow_type: command_workflow, workflow_args: {command: ''}", "workflow_args", "command is empty"),
-        (f"{JUDGED}: {{base_url: 'http://judge/v1'}}", "reward_fn_args.model_name", "must be given with base_url"),
-        (
-            f"{JUDGED}: {{base_url: 'http://judge/v1', model_name: a, model: b}}",
-            "reward_fn_args.model",
-            "leave one out",
-        ),
-        (f"{JUDGED}: {{api_key_env: KEY}}", "reward_fn_args.api_key_env", "give its base_url too"),
-        (f"{JUDGED}: {{temperature: -1}}", "reward_fn_args.temperature", "at least 0"),
+        ("default_workflow_type: math_workflow, workflow_args: {max_turns: 3}", "workflow_args.max_turns"),
+        ("default_workflow_type: math_rm_workflow, workflow_args: {a: 3}", "workflow_args.a"),
+        ("default_workflow_type: multi_turn_workflow, workflow_args: {discount: 0.5}", "workflow_args"),
+        ("default_workflow_type: toolcall_workflow, workflow_args: {time_limit: 3}", "workflow_args"),
+        ("default_workflow_type: command_workflow, workflow_args: {command: ''}", "workflow_args"),
+        (f"{JUDGED}: {{base_url: 'http://judge/v1'}}", "reward_fn_args.model_name"),
+        (f"{JUDGED}: {{base_url: 'http://judge/v1', model_name: a, model: b}}", "reward_fn_args.model"),
+        (f"{JUDGED}: {{api_key_env: KEY}}", "reward_fn_args.api_key_env"),
+        (f"{JUDGED}: {{temperature: -1}}", "reward_fn_args.temperature"),
     ],
 )
-def test_arguments_without_effect_are_refused(load, taskset, key, message):
-    with pytest.raises(ConfigError, match=rf"tasksets\[0\]\.{key}: .*{message}"):
+def test_arguments_without_effect_are_refused(load, taskset, key):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].{key}"):
         load(
             f"{INPUT}.tasksets=[{{name: a, path: x, {taskset}}}]",
             "explorer.auxiliary_models=[{model_path: b}]",
@@ -326,7 +313,7 @@ def test_a_default_of_none_is_no_number(load, monkeypatch):
     monkeypatch.setitem(REWARD_FNS, "limited", limited)
     keys = [f"{INPUT}.tasksets.a.default_reward_fn_type=limited", f"{INPUT}.tasksets.a.reward_fn_args.limit"]
     assert load(keys[0], f"{keys[1]}=null").buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": None}
-    with pytest.raises(ConfigError, match="must be a number"):
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].reward_fn_args.limit"):
         load(keys[0], f"{keys[1]}=high")
 
 
@@ -346,5 +333,5 @@ def test_databases_on_a_network_file_system_are_refused(load, tmp_path, monkeypa
         for uri in ("http://host:5000", "postgresql://me@host/mlflow", "sqlite:////var/lib/mlflow.db"):
             load(there, store_elsewhere, f"{mlflow.key}={uri}")
     load(there, store_elsewhere, "monitor.monitor_type=tensorboard")
-    with pytest.raises(ConfigError, match=r"nfs4: .*/other.db"):
+    with raising(ConfigError, key="monitor.monitor_args.uri"):
         load(there, "mode=bench", f"{mlflow.key}=sqlite:///{tmp_path}/other.db")

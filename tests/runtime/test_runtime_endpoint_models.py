@@ -9,6 +9,7 @@ import pytest
 from endpoint_server import Reply, completion
 from inference.openai_server import serving
 from inference.test_openai_api_scripted import Speaker, say
+from raising import raising
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.tokenizer import load_tokenizer
@@ -43,12 +44,12 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     path.write_text("".join(json.dumps({"question": question}) + "\n" for question in ("one", "two")))
     say(speaker, f"Not easy.\n{VERDICT}", "I cannot say.")
     args = {"api_or_hf_model": judge.name, "base_url": judge.base_url, "api_key_env": KEY, "input_keys": ["question"]}
-    made = curate(
+    dataset = curate(
         TaskPipeline([str(path)], [OperatorConfig(name="llm_difficulty_score_filter", args=args)]), tmp_path / "out",
         EndpointModels(),
     )  # fmt: skip
-    [row] = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
-    assert row["llm_difficulty_score"] == pytest.approx(0.6) and made.rejected == 1  # (4 + 4 + 2 + 2) / 4 / 5
+    [row] = [json.loads(line) for line in (dataset.folder / "train.jsonl").read_text().splitlines()]
+    assert row["llm_difficulty_score"] == pytest.approx(0.6) and dataset.rejected == 1  # (4 + 4 + 2 + 2) / 4 / 5
     prompts = [speaker.tokenizer.decode(tokens) for tokens in speaker.heard]
     assert all("how difficult a task is" in prompt for prompt in prompts)
     assert sorted("one" in prompt.split("<question>")[1] for prompt in prompts) == [False, True]
@@ -57,7 +58,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
 def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = AskedModel("qwen")
-    with pytest.raises(ModelError, match=r"qwen .*base_url.*OPENAI_BASE_URL"):
+    with raising(ModelError, key="base_url"):
         EndpointModels().ask(asked, [Question("", "hello")])
     with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -68,20 +69,20 @@ def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
 
 def test_an_answer_that_is_cut_off_is_none():
     with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
-        [said] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
-    assert isinstance(said, NoAnswer) and "length" in said.why and "max_tokens" in said.why
+        [answer] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
+    assert isinstance(answer, NoAnswer) and "length" in answer.why and "max_tokens" in answer.why
     assert server.asked[0].body["max_tokens"] == 3
 
 
 def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
-    with pytest.raises(EndpointError, match="refuses every request"):
+    with pytest.raises(EndpointError):
         EndpointModels().ask(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
     monkeypatch.delenv(KEY)
-    with pytest.raises(ModelError, match=f"the variable {KEY}.* is not set"):
+    with raising(ModelError, key=KEY):
         EndpointModels().ask(judge, [Question("", "hello")])
 
 
 def test_an_endpoint_that_is_not_there_is_a_fault_that_passes(monkeypatch):
     monkeypatch.setattr("trinity_core.runtime.asked_models.ENDPOINT_SECONDS", 2.0)
-    with pytest.raises(TransientFault, match="cannot be reached"):
+    with pytest.raises(TransientFault):
         EndpointModels().ask(AskedModel("nobody", "http://127.0.0.1:9/v1"), [Question("", "hello")])

@@ -18,8 +18,8 @@ DIED = (
 
 def test_the_more_definite_error_is_reported() -> None:
     errors = [Stopped("The run was stopped."), TransientFault("the trainer is gone"), DataError("a bad row")]
-    for given in permutations(errors):
-        assert most_telling(given) is errors[2]
+    for order in permutations(errors):
+        assert most_telling(order) is errors[2]
 
 
 def test_a_part_that_was_stopped_does_not_hide_why() -> None:
@@ -56,18 +56,18 @@ def test_an_actor_that_died_is_named_with_its_log(within_another_call: bool, mon
     error = died("gsm8k/trainer_0")
     if within_another_call:
         error = RayTaskError("run", "Traceback …", error).as_instanceof_cause()
-    said = raised(error, monkeypatch)
-    assert isinstance(said, TransientFault) and is_transient(said)
-    assert str(said).startswith("trainer_0 (TrainerWorker, process 4711) died: The actor is dead because its worker")
-    assert "End of file. Its log is trainer_0.log" in str(said) and "Start the same run again" in str(said)
+    fault = raised(error, monkeypatch)
+    assert isinstance(fault, TransientFault) and is_transient(fault)
+    assert str(fault).startswith("trainer_0 (TrainerWorker, process 4711) died: The actor is dead because its worker")
+    assert "End of file. Its log is trainer_0.log" in str(fault) and "Start the same run again" in str(fault)
 
 
 def test_a_loss_without_a_name_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import NodeDiedError
 
-    said = raised(NodeDiedError("The node 10.0.0.7 died."), monkeypatch)
-    assert isinstance(said, TransientFault)
-    assert str(said).startswith("Ray has lost a part of the run (NodeDiedError): The node 10.0.0.7 died. Start")
+    fault = raised(NodeDiedError("The node 10.0.0.7 died."), monkeypatch)
+    assert isinstance(fault, TransientFault)
+    assert str(fault).startswith("Ray has lost a part of the run (NodeDiedError): The node 10.0.0.7 died. Start")
 
 
 def test_an_actor_that_could_not_begin_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +76,13 @@ def test_an_actor_that_could_not_begin_raises_its_own_error(monkeypatch: pytest.
 
     wrong, defect = DataError("a bad row"), KeyError("x")
     assert raised(ActorDiedError(RayTaskError("__init__", "Traceback …", wrong)), monkeypatch) is wrong
-    said = raised(ActorDiedError(RayTaskError("__init__", "Traceback … KeyError", defect)), monkeypatch)
-    assert isinstance(said, RayTaskError) and said.cause is defect and not is_transient(said)
+    fault = raised(ActorDiedError(RayTaskError("__init__", "Traceback … KeyError", defect)), monkeypatch)
+    assert isinstance(fault, RayTaskError) and fault.cause is defect and not is_transient(fault)
 
 
 def test_a_process_that_cannot_be_started_is_said_in_ray_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import ActorUnschedulableError
 
-    said = raised(ActorUnschedulableError("Failed to startup worker after retrying 5 times."), monkeypatch)
-    assert isinstance(said, TrinityError) and not is_transient(said)
-    assert str(said) == "Ray cannot start a process of the run. Failed to startup worker after retrying 5 times."
+    fault = raised(ActorUnschedulableError("Failed to startup worker after retrying 5 times."), monkeypatch)
+    assert isinstance(fault, TrinityError) and not is_transient(fault)
+    assert str(fault) == "Ray cannot start a process of the run. Failed to startup worker after retrying 5 times."

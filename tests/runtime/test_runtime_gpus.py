@@ -44,9 +44,9 @@ FOUR = [Gpu(str(index), f"GPU-{index}{index}") for index in range(4)]
     ],
 )
 def test_visible_devices_are_read_as_cuda_does(allowed: str | None, names: list[str]) -> None:
-    found = visible(FOUR, allowed)
-    assert [gpu.name for gpu in found] == names
-    assert len({gpu.uuid for gpu in found}) == len(found)
+    gpus = visible(FOUR, allowed)
+    assert [gpu.name for gpu in gpus] == names
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus)
 
 
 def test_a_visible_gpu_keeps_its_user() -> None:
@@ -57,11 +57,11 @@ def test_a_visible_gpu_keeps_its_user() -> None:
 def test_a_refusal_names_free_gpus_and_users_of_the_others() -> None:
     gpus = [FOUR[0], Gpu("1", "GPU-11", "process 7 (python)"), FOUR[2]]
     assert refusal(gpus, 2) == ""
-    said = refusal(gpus, 3)
+    text = refusal(gpus, 3)
     assert (
-        "wants 3 of this machine's GPUs, but of 3 only 2 are free (0, 2); GPU 1 is used by process 7 (python)." in said
+        "wants 3 of this machine's GPUs, but of 3 only 2 are free (0, 2); GPU 1 is used by process 7 (python)." in text
     )
-    assert "cluster.gpu_per_node to at most 2" in said and "\n" not in said
+    assert "cluster.gpu_per_node to at most 2" in text and "\n" not in text
 
 
 def test_processes_and_memory_make_a_gpu_used() -> None:

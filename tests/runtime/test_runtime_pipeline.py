@@ -107,7 +107,7 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
 def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
     claim(tmp_path / "runs", 42)
     claim(tmp_path / "runs", 42)
-    with pytest.raises(TrinityError, match=r"of seed 42\. Give seed 7 a folder of its own"):
+    with pytest.raises(TrinityError, match=r"of seed 42\. Give seed 7 its own folder"):
         claim(tmp_path / "runs", 7)
 
 

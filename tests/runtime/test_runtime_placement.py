@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
@@ -59,9 +59,9 @@ def test_zero_gpus_means_the_cpu_also_where_there_are_some() -> None:
 
 
 def test_asking_for_too_many_gpus_says_how_many_there_are() -> None:
-    with pytest.raises(TrinityError, match=r"asks for 4 GPUs, but a node has 2 \(8 CPU cores\)"):
+    with raising(TrinityError, key="cluster.gpu_per_node"):
         place(configured(cluster={"gpu_per_node": 4}), Machine(cpus=8, gpus=2))
-    with pytest.raises(TrinityError, match="asks for 2 GPUs, but there is none"):
+    with raising(TrinityError, key="cluster.gpu_per_node"):
         place(configured(cluster={"gpu_per_node": 2}), Machine(cpus=8, gpus=0))
 
 
@@ -70,7 +70,7 @@ def test_every_engine_of_an_auxiliary_model_is_counted() -> None:
     config = configured(explorer={"auxiliary_models": [judge]})
     placed = place(config, Machine(cpus=64, gpus=8))
     assert (placed.auxiliary_gpus, placed.trainers, placed.gpus) == ((2,), 1, 8)
-    with pytest.raises(TrinityError, match=r"the engines take 7 .* but the run has 6"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         place(config, Machine(cpus=64, gpus=6))
     assert place(config, Machine(cpus=10, gpus=0)).engine_threads == 10 // 4
 
@@ -81,19 +81,19 @@ def test_of_several_nodes_each_counts_for_what_all_have() -> None:
     assert weakest(nodes, 2) == Machine(cpus=32, gpus=4)
     placed = place(configured(cluster={"node_num": 2, "ray_address": "auto"}), weakest(nodes, 2))
     assert (placed.gpu_per_node, placed.trainers, placed.gpus) == (4, 7, 8)
-    with pytest.raises(TrinityError, match="asks for 4 nodes, but the Ray cluster has 3"):
+    with raising(TrinityError, key="cluster.node_num"):
         weakest(nodes, 4)
 
 
 def test_an_engine_does_not_span_nodes() -> None:
     rollout = {"tensor_parallel_size": 4}
     config = configured(cluster={"node_num": 2, "ray_address": "auto"}, explorer={"rollout_model": rollout})
-    with pytest.raises(TrinityError, match=r"tensor_parallel_size 4 .* a node of the run has 2"):
+    with raising(TrinityError, key="explorer.rollout_model.tensor_parallel_size"):
         place(config, Machine(cpus=8, gpus=2))
 
 
 def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
-    with pytest.raises(TrinityError, match="leaves 0 for at least 1 trainer"):
+    with raising(TrinityError, key="trainer.worker_num"):
         place(configured(cluster={"colocate": False}), Machine(cpus=8, gpus=1))
     half = {"rollout_model": {"gpu_memory_utilization": 0.5}}
     config = configured(explorer=half, cluster={"colocate": False})
@@ -110,13 +110,13 @@ def test_on_a_single_gpu_engine_and_trainer_take_turns() -> None:
     assert (placed.engine_gpus, placed.trainer_gpus, placed.colocated, placed.in_turn) == (0.5, 0.5, True, True)
     assert sync_method(configured(), placed)[0] == "memory"
     style = {"sync_style": "trainer_driven"}
-    with pytest.raises(TrinityError, match="leaves 0"):
+    with raising(TrinityError, key="trainer.worker_num"):
         place(configured(synchronizer=style), one)
-    with pytest.raises(TrinityError, match="leaves 0"):
+    with raising(TrinityError, key="trainer.worker_num"):
         place(configured(trainer={"zero_stage": 3}), one)
     assert not place(configured(), Machine(8, 2)).colocated and not place(configured(), none).colocated
     asked = configured(cluster={"colocate": True})
-    with pytest.raises(TrinityError, match=r"cluster.colocate .* 2 GPUs"):
+    with raising(TrinityError, key="cluster.colocate"):
         place(asked, Machine(8, 2))
     assert place(asked, none).colocated and policy_engine(asked, on_gpu=True).sleeps
     assert not place(asked.with_values({"mode": "bench"}), one).colocated, "there is no trainer"

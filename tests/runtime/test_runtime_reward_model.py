@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
@@ -33,7 +34,7 @@ def test_a_reward_model_takes_one_gpu_each(reward_folder: Path, tmp_path: Path) 
     config = config_of(tmp_path, reward_folder).with_values({"cluster.gpu_per_node": 8})
     model = config.explorer.auxiliary_models[0].with_values({"tensor_parallel_size": 2})
     config = config.with_values({"explorer.auxiliary_models": [model]})
-    with pytest.raises(TrinityError, match="a reward model runs on one GPU"):
+    with raising(TrinityError, key="tensor_parallel_size"):
         actors.start_auxiliary(None, config, place(config, Machine(cpus=8, gpus=8)))
 
 
@@ -53,7 +54,7 @@ def test_a_reward_models_actors_rate_and_their_loss_is_named(reward_folder: Path
             both = await asyncio.gather(engines.rate([TALK]), engines.rate([TALK]))
             for handle in handles:
                 ray.kill(handle)
-            with pytest.raises(TransientFault, match="the judge died"):
+            with pytest.raises(TransientFault):
                 async with asyncio.timeout(60):
                     while True:  # `ray.kill` returns before the actor is dead
                         await engines.rate([TALK])

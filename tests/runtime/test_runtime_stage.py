@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from raising import raising
 from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
@@ -173,7 +174,7 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
     with open_run_store(config) as store:
         store.position("explorer")
         store.put("explorer", 1, {}, [row], 0)
-    with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with"):
+    with raising(TrinityError, key="model.model_path"):
         start(other)
     start(shutil.copytree(tiny_folders.model, tmp_path / "copy"))  # the same weights elsewhere
 
@@ -196,7 +197,7 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
         store.position(config.explorer.name)
         store.begin("trainer", 1)
         store.commit(1)
-        with pytest.raises(TrinityError, match="elsewhere"):
+        with raising(TrinityError, key="model.model_path"):
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
         assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
     for name in lock_names(config, PARTS):
@@ -213,7 +214,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folde
         "cluster": {"gpu_per_node": 0},
         "buffer": {"train_batch_size": 2, "trainer_input": {"experience_buffer": rows}},
     }
-    for steps, said in ((5, 0), (4, 0), (3, 1)):
+    for steps, warnings in ((5, 0), (4, 0), (3, 1)):
         config = config_from_dict(tree, [f"buffer.total_steps={steps}"])
         step_dir = config.job_dir / "global_step_4/actor"
         step_dir.mkdir(parents=True, exist_ok=True)
@@ -222,7 +223,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folde
         stage = resume(Stage(config, placement_of(config), "sft"))
         release(config.job_dir, "training")
         assert stage.resumed_step == 4
-        assert len([text for text in stage.warnings if "total_steps" in text]) == said
+        assert len([text for text in stage.warnings if "total_steps" in text]) == warnings
 
 
 @pytest.mark.parametrize("gpus", [0, None])
@@ -253,8 +254,8 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert stage.config.synchronizer.sync_method == "memory"
     assert config.synchronizer.style == stage.config.synchronizer.style == in_force
     assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
-    told = set(map(str, notices(config)))
-    assert told <= set(map(str, stage.warnings))
+    lines = set(map(str, notices(config)))
+    assert lines <= set(map(str, stage.warnings))
     evaluation = choose_stage(Request(config, "evaluate", which="base"))
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
     assert evaluation.placement.engine_threads == stage.placement.engine_threads, "its engines are those of the run"

@@ -42,8 +42,8 @@ def test_a_damaged_summary_is_none(left: str, config: Config, caplog: pytest.Log
 
 def test_each_explorer_of_a_run_has_a_summary(config: Config) -> None:
     named = [config.with_values({"mode": "explore", "explorer.name": name}) for name in ("explorer", "explorer_new")]
-    found = [summary_path(each).name for each in (config.with_values({"mode": "train"}), *named)]
-    assert found == ["summary.json", "summary_explorer.json", "summary_explorer_new.json"]
+    names = [summary_path(one).name for one in (config.with_values({"mode": "train"}), *named)]
+    assert names == ["summary.json", "summary_explorer.json", "summary_explorer_new.json"]
 
 
 def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

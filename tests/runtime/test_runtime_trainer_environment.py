@@ -27,6 +27,6 @@ print(psutil.Process().memory_info().rss - before)
 
 def test_products_of_many_sizes_leave_little_behind():
     own = trainer_environment(place(config_of(), Machine(2, 0)))
-    told = subprocess.run([sys.executable, "-c", PRODUCTS], env=os.environ | own, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert int(told.stdout) < 200 << 20, "without a limit 300 MB"
+    done = subprocess.run([sys.executable, "-c", PRODUCTS], env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200 << 20, "without a limit 300 MB"

@@ -26,7 +26,7 @@ def made(tmp_path: Path) -> Iterator[Make]:
 
     def make(mode: str, *overrides: str) -> Config:
         taskset = {"path": "d", "rollout_args": {"temperature": 0.7}}
-        given = {
+        tree = {
             "mode": mode,
             "checkpoint_root_dir": str(tmp_path),
             "algorithm": {"repeat_times": 4},
@@ -34,7 +34,7 @@ def made(tmp_path: Path) -> Iterator[Make]:
             "cluster": {"gpu_per_node": 0},
             "buffer": {"batch_size": 8, "total_steps": 2, "explorer_input": {"taskset": taskset}},
         }
-        configs.append(config_from_dict(given, overrides))
+        configs.append(config_from_dict(tree, overrides))
         return configs[-1]
 
     yield make

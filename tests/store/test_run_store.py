@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from raising import raising
 from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
@@ -155,7 +156,7 @@ def test_copied_run_does_not_write_the_originals_store(tmp_path: Path, shared: s
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copy = run_at(tmp_path / "b", shared)
     for _ in range(2):
-        with pytest.raises(TrinityError, match="is a copy of"):
+        with raising(TrinityError, key="name"):
             resume_step(copy, PARTS)
     assert explored(original) == 3
     shutil.rmtree(tmp_path / "a")
@@ -165,7 +166,7 @@ def test_copied_run_does_not_write_the_originals_store(tmp_path: Path, shared: s
 def test_damaged_identity_begins_no_other_store(tmp_path: Path) -> None:
     config = begun(run_at(tmp_path))
     JobLayout(config.job_dir).identity.write_text("{")
-    with pytest.raises(DataError, match=r"run_identity\.json is damaged"):
+    with raising(DataError, key=str(JobLayout(config.job_dir).identity)):
         open_run_store(config)
 
 

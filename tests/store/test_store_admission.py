@@ -16,11 +16,11 @@ STRICT, LOOSE = StalenessBound(0, ROWS).awaited, StalenessBound(1, ROWS).awaited
 def explorers(store, open_store):
     """The store as two explorers have it open."""
     opened = [open_store() for _ in "ab"]
-    for name, each in zip("ab", opened, strict=True):
-        each.position(name)
+    for name, explorer in zip("ab", opened, strict=True):
+        explorer.position(name)
     yield opened
-    for each in opened:
-        each.close()
+    for explorer in opened:
+        explorer.close()
 
 
 def seen(store, explorer, when):

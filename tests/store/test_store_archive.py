@@ -39,10 +39,10 @@ def test_each_committed_batch_is_archived_once(tmp_path: Path) -> None:
 
 def test_workflow_info_cannot_overwrite_archive_fields(tmp_path: Path) -> None:
     def own(step: int) -> list[Experience]:
-        given = batch(step)
-        for each in given:
-            each.info |= {"step": "look it up", "reward": "none", "tool": "search"}
-        return given
+        rows = batch(step)
+        for row in rows:
+            row.info |= {"step": "look it up", "reward": "none", "tool": "search"}
+        return rows
 
     path = tmp_path / "a.jsonl"
     Archive(path).extend(3, own)

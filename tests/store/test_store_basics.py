@@ -170,7 +170,7 @@ def test_wait_lease_wakes_soon(store, open_store):
 
 def test_wait_lease_stops_and_times_out(store, caplog):
     assert wait_lease(store, 1, 4, 0, stop=lambda: True) is None
-    with pytest.raises(TransientFault, match="no experience came"):
+    with pytest.raises(TransientFault):
         wait_lease(store, 1, 4, 0, timeout=0.02)
     store.put("e", 1, {}, make_rows(1), 0)
     assert len(wait_lease(store, 1, 4, 0, timeout=0.02)) == 2

@@ -19,7 +19,7 @@ from trinity_core.store.store import ExperienceStore
 
 def experience(session="s", first=0, **changes) -> Experience:
     """Two answers of two tokens each, with a token of a tool between."""
-    given = {
+    fields = {
         "tokens": np.arange(first, first + 8, dtype=np.int32),
         "prompt_length": 3,
         "action_mask": np.array([1, 1, 0, 1, 1], bool),
@@ -29,7 +29,7 @@ def experience(session="s", first=0, **changes) -> Experience:
         "group": "g",
         "info": {SESSION: session, ANSWERS: [[3, 5], [6, 8]]},
     } | changes
-    return Experience(**given)
+    return Experience(**fields)
 
 
 def answers(one: Experience) -> list[str]:

@@ -203,7 +203,7 @@ class Life(RuleBasedStateMachine):
         assert self.trainer.lineage() == before + newer
         self.checkpoints = [c for c in self.checkpoints if c <= step]
         self.history = self.history[:step]
-        self.archive = {each: lines for each, lines in self.archive.items() if each <= step}
+        self.archive = {kept_step: lines for kept_step, lines in self.archive.items() if kept_step <= step}
         for name, versions in self.put_versions.items():
             kept = [v for v in versions if v <= step]
             if len(kept) < len(versions):
@@ -237,7 +237,7 @@ class Life(RuleBasedStateMachine):
         assert stats.leased + stats.trained <= trained_or_leased
         assert stats.committed == self.checkpoints[-1]
         known = stats.explorers.items()
-        assert self.states == {name: {key: each[key] for key in self.states[name]} for name, each in known}
+        assert self.states == {name: {key: stored[key] for key in self.states[name]} for name, stored in known}
 
     @invariant()
     def the_trainer_ends_only_when_nothing_more_comes(self):
@@ -260,7 +260,7 @@ class Life(RuleBasedStateMachine):
 
 def test_any_history_is_one_that_the_model_tells(server_url):
     """Each example's run has tables of its own, which takes PostgreSQL longer than a file."""
-    given = settings(
+    options = settings(
         max_examples=10 if server_url else 40, stateful_step_count=30, suppress_health_check=list(HealthCheck)
     )
-    run_state_machine_as_test(lambda: Life(server_url), settings=given)
+    run_state_machine_as_test(lambda: Life(server_url), settings=options)

@@ -48,15 +48,16 @@ def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
     assert [key for key, field in fields.items() if not field.doc] == []
     units = {field.unit for field in fields.values()}
     assert {"tokens", "steps"} < units and fields["buffer.total_steps"].label == "total_steps (steps)"
+    assert "math_reward" in fields["buffer.explorer_input.taskset.default_reward_fn_type"].choices
     assert "grpo" in fields["algorithm.algorithm_type"].choices and "bench" in fields["mode"].choices
 
 
 def test_problems_stand_beside_their_fields() -> None:
     problems = checked(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n").problems
-    found = by_field(problems, BEGINNER)
-    assert found["buffer.batch_size"][0].value == -1
-    assert "nmae" in [problem.key for problem in found[""]]
-    assert by_section(found["buffer.batch_size"] + [each for each in found[""] if each.key == "nmae"]) == {
+    by_key = by_field(problems, BEGINNER)
+    assert by_key["buffer.batch_size"][0].value == -1
+    assert "nmae" in [problem.key for problem in by_key[""]]
+    assert by_section(by_key["buffer.batch_size"] + [problem for problem in by_key[""] if problem.key == "nmae"]) == {
         "buffer": 1, "run": 1,
     }  # fmt: skip
 
@@ -80,16 +81,16 @@ def test_sections_are_made_and_keys_taken_away() -> None:
 def test_what_is_fine_has_a_plan_and_a_flow() -> None:
     text = changed(changed(TEXT, "model.model_path", "org/model"), "buffer.explorer_input.taskset.path", "org/data")
     text = changed(changed(text, "model.max_response_tokens", 16), "model.max_prompt_tokens", 16)
-    found = checked(changed(text, "buffer.train_batch_size", 32))
-    assert found.problems == [] and found.flow == "rft"
-    assert "4 tasks, 32 rollouts" in found.plan and "org/model" in found.plan
+    draft = checked(changed(text, "buffer.train_batch_size", 32))
+    assert draft.problems == [] and draft.flow == "rft"
+    assert "4 tasks, 32 rollouts" in draft.plan and "org/model" in draft.plan
 
 
 def test_fields_are_found_by_words_of_key_or_doc() -> None:
     fields = form_fields("grpo", "both", expert=True)
-    found = matching(fields, "optimizer LR")
-    assert "algorithm.optimizer.lr" in [field.key for field in found]
-    assert all("optimizer" in f"{field.key} {field.doc}".lower() for field in found)
+    matches = matching(fields, "optimizer LR")
+    assert "algorithm.optimizer.lr" in [field.key for field in matches]
+    assert all("optimizer" in f"{field.key} {field.doc}".lower() for field in matches)
     assert [*in_sections(fields)][:3] == ["run", "algorithm", "model"]
 
 
@@ -151,11 +152,11 @@ def test_places_in_lists_are_keys() -> None:
 
 
 def test_recipes_say_what_they_need() -> None:
-    found = {recipe.title: recipe for recipe in recipes()}
-    assert next(iter(found)) == "quickstart" and found["quickstart"].needs.startswith("sft → rft · model ")
-    assert found["quickstart"].needs.endswith("no GPU") and found["gsm8k"].needs.endswith("2 GPUs")
-    assert {"sft", "gsm8k/sft"} < {*found} and len(found) == len(recipes()), "each has a name of its own"
-    assert not [title for title, recipe in found.items() if "$schema" in recipe.text or not recipe.needs]
+    by_title = {recipe.title: recipe for recipe in recipes()}
+    assert next(iter(by_title)) == "quickstart" and by_title["quickstart"].needs.startswith("sft → rft · model ")
+    assert by_title["quickstart"].needs.endswith("no GPU") and by_title["gsm8k"].needs.endswith("2 GPUs")
+    assert {"sft", "gsm8k/sft"} < {*by_title} and len(by_title) == len(recipes()), "each has a name of its own"
+    assert not [title for title, recipe in by_title.items() if "$schema" in recipe.text or not recipe.needs]
 
 
 def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

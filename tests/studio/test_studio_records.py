@@ -18,10 +18,10 @@ def run_folder(folder: Path, model: str, scores: dict[int, float]) -> Path:
     layout = JobLayout(folder).create()
     update_meta(layout.trainer_meta, model=model)
     for step, score in scores.items():
-        made = begin(layout, step)
-        (made / "actor").mkdir()
-        (made / "actor/model_world_size_1_rank_0.pt").write_bytes(b"weights")
-        commit(layout, step, made)
+        temporary = begin(layout, step)
+        (temporary / "actor").mkdir()
+        (temporary / "actor/model_world_size_1_rank_0.pt").write_bytes(b"weights")
+        commit(layout, step, temporary)
         MetricsFile(folder, "eval").write(step, {"eval/test/accuracy": score})
     return folder
 
@@ -39,6 +39,8 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
     assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1
     assert rows_of(curves, "nothing") == []
+    spec = chart(curves, "actor/final_loss", 0.0, "step", False).to_dict()
+    assert spec["layer"][-1]["encoding"]["color"]["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
 
 
 def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
 def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
     from prefect.client.schemas.objects import StateType
 
-    assert {*PREFECT_STATES} == {each.value for each in StateType}
+    assert {*PREFECT_STATES} == {state.value for state in StateType}
     [run] = find_runs(tmp_path, [flow_run("one", kind)])
     assert run.state is PREFECT_STATES[kind]
 
@@ -168,9 +168,9 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
             tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
         ),
     }
-    found = {name: allowed(run) for name, [run] in runs.items()}
+    actions = {name: allowed(run) for name, [run] in runs.items()}
     both = {Action.EVALUATE, Action.CONVERT}
-    assert found == {
+    assert actions == {
         "running": {Action.CANCEL} | both,
         "done": {Action.RETRY} | both,
         "waiting": {Action.CANCEL},
@@ -185,13 +185,18 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "algorithm", "is_part"),
-    [("both", "grpo", False), ("train", "grpo", True), ("explore", "grpo", True), ("train", "dpo", False)],
-)
+    [
+        ("both", "grpo", False), ("train", "grpo", True), ("explore", "grpo", True), ("serve", "grpo", True),
+        ("train", "dpo", False), ("train", "own_dpo", False),
+    ],
+)  # fmt: skip
 def test_a_part_that_a_command_started_does_not_stand_for_the_run(
     mode: str, algorithm: str, is_part: bool, tmp_path: Path
 ) -> None:
     """The run's folder knows one command, of a trainer or an explorer; a worker's flow run has all parts."""
     config = {"mode": mode, "algorithm": {"algorithm_type": algorithm}}
+    if algorithm == "own_dpo":  # of a plugin
+        config["buffer"] = {"trainer_input": {"experience_buffer": {"storage_type": "file"}}}
     going, done = tmp_path / "going", tmp_path / "done"
     folder(going, "one", **config)
     folder(done, "one", outcome=RunOutcome.FAILED, **config)
@@ -203,12 +208,29 @@ def test_a_part_that_a_command_started_does_not_stand_for_the_run(
         assert allowed(*find_runs(job, [flow_run("one", kind, parameters={"configs": []})])) == both | {action}
 
 
+def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer and explorer share the run's name; a retry of one of them alone would leave the other out."""
+    asked: list[str] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(run))
+    parts = [flow_run("one", "RUNNING", id=name, deployment=name) for name in ("explorer", "trainer")]
+    over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
+    folder(tmp_path / "going", "one", mode="train")
+    [run] = find_runs(tmp_path / "going", [*parts, over])
+    perform(Action.CANCEL, run, studio_settings([]))
+    assert asked == ["explorer", "trainer"]
+    folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
+    [run] = find_runs(tmp_path / "done", [replace(part, kind="FAILED") for part in parts])
+    assert Action.RETRY not in allowed(run)
+
+
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's run through Prefect, a command's by a signal to its process."""
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
     monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
-    monkeypatch.setattr("os.kill", lambda *given: asked.append(given))
+    monkeypatch.setattr("os.kill", lambda *arguments: asked.append(arguments))
     settings, job = studio_settings([]), folder(tmp_path, "one")
     resumed = flow_run("one", "FAILED")  # by a command, after the worker's run
     for seen in (flow_run("one", "RUNNING"), flow_run("one", "RUNNING", deployment=""), resumed):

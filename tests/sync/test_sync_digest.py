@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.errors import WeightSyncError
 from trinity_core.inference.weight_receiver import parameter_digests
@@ -83,13 +84,13 @@ def test_fused_parameters_are_matched_by_their_module():
         LAYER + "self_attn.qkv_proj.weight", LAYER + "self_attn.qkv_proj.bias", LAYER + "self_attn.o_proj.weight",
         LAYER + "mlp.gate_up_proj.weight",
     ]  # fmt: skip
-    found = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
-    assert found.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
+    matched = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
+    assert matched.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
         f"{LAYER}self_attn.{x}_proj.weight" for x in "qkv"
     )
-    assert found.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
-    assert found.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
-    assert found == {(name,): [name] for name in parameters if name in DENSE}
+    assert matched.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
+    assert matched.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
+    assert matched == {(name,): [name] for name in parameters if name in DENSE}
 
 
 def test_norms_beside_packed_weights_are_no_part_of_them():
@@ -136,7 +137,7 @@ def test_shards_and_copies_of_all_ranks_add_up(ranks):
     with pytest.raises(WeightSyncError, match=r"m.attn.qkv_proj.weight \(made of m.attn.k_proj.weight, m.attn.q_proj"):
         verify_parameters(5, other, held)
     held[-1]["m.norm.weight"] += 1
-    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight holds other values"):
+    with raising(WeightSyncError, key="m.norm.weight"):
         verify_parameters(5, published, held)
 
 
@@ -156,10 +157,10 @@ class Leaf(torch.nn.Module):
 
 
 def modules(**parts):
-    made = torch.nn.Module()
+    root = torch.nn.Module()
     for name, part in parts.items():
-        setattr(made, name, part)
-    return made
+        setattr(root, name, part)
+    return root
 
 
 def mixture(shared, gate_is_shared, bias):
@@ -204,7 +205,7 @@ def test_parameters_that_modules_share_are_matched_once(shared, gate_is_shared, 
     verify_parameters(1, {name: value_digest(tensor) for name, tensor in published.items()}, [held])
     for name in published:
         other = {n: value_digest(tensor + 1 if n == name else tensor) for n, tensor in published.items()}
-        with pytest.raises(WeightSyncError, match="holds other values"):
+        with pytest.raises(WeightSyncError):
             verify_parameters(1, other, [held])
 
 
@@ -215,7 +216,7 @@ def test_tied_weights_must_be_published_alike():
     values = {"embed.weight": value_digest(embeddings.weight.detach())}
     for published in (values, values | {"head.weight": values["embed.weight"]}):
         verify_parameters(1, published, [held])
-    with pytest.raises(WeightSyncError, match=r"its parameter head\.weight holds other values"):
+    with raising(WeightSyncError, key="head.weight"):
         verify_parameters(1, values | {"head.weight": 3}, [held])
 
 
@@ -230,12 +231,12 @@ def test_parameters_that_a_loader_computes_are_left_out():
     held = parameter_digests(modules(mixer=mixer), "float32")
     published = {"mixer.A_log": value_digest(a_log), "mixer.D": value_digest(mixer.D.detach())}
     verify_parameters(1, published, [held])
-    with pytest.raises(WeightSyncError, match=r"mixer\.D holds other values"):
+    with raising(WeightSyncError, key="mixer.D"):
         verify_parameters(1, published | {"mixer.D": 3}, [held])
 
 
 def test_untouched_and_unpublished_parameters_are_errors():
-    with pytest.raises(WeightSyncError, match=r"no tensor was published for its parameter a\.bias$"):
+    with raising(WeightSyncError, key="a.bias"):
         verify_parameters(1, {"a.weight": 3}, [{"a.weight": 3, "a.bias": 4}])
     with pytest.raises(WeightSyncError, match=r"lm_head.weight \(packed\) still holds the values of version 0"):
         verify_parameters(1, {"lm_head.weight": 3}, [{"lm_head.weight": 3, "lm_head.weight" + PACKED: None}])

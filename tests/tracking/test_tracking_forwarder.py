@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from mlflow_store import mlflow_client
+from raising import raising
 
 from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.errors import TrinityError
@@ -201,7 +202,7 @@ def test_latest_checkpoint_file_is_not_read(tmp_path: Path, left: str | None) ->
 
 
 def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrinityError, match="mlflow, tensorboard, wandb"):
+    with raising(TrinityError, key="monitor.monitor_type"):
         open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
 
 
@@ -285,7 +286,7 @@ def test_flows_that_start_at_the_same_time_share_a_run(root: Path) -> None:
         writers = list(threads.map(lambda _: open_writer("mlflow", info, root), range(3)))
     assert len({writer.run_id for writer in writers}) == 1  # type: ignore[attr-defined]
     client = mlflow_client(root)
-    experiments = [each.experiment_id for each in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     assert len(client.search_runs(experiments)) == 1
 
 
@@ -388,11 +389,11 @@ def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
     evaluate(info.job_dir, 2, 0.7)
     save_checkpoint(info.job_dir, 2)
     Forwarder(info.job_dir, writer).poll()
-    versions = {str(each.version): each.tags for each in client.search_model_versions("name = 'p.n'")}
+    versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
     assert str(client.get_model_version_by_alias("p.n", "champion").version) == "3"
     Forwarder(info.job_dir, writer, scores=lambda: {1: 0.5}).poll()  # those of step 2 were made with something else
-    versions = {str(each.version): each.tags for each in client.search_model_versions("name = 'p.n'")}
+    versions = {str(version.version): version.tags for version in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
     assert str(client.get_model_version_by_alias("p.n", "champion").version) == "1"
 
@@ -506,7 +507,7 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     forwarder.close(RunOutcome.FINISHED)
 
     client = mlflow_client(tmp_path)
-    [experiment] = [each for each in client.search_experiments() if each.name == "project"]
+    [experiment] = [one for one in client.search_experiments() if one.name == "project"]
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) == {"name", "name_rft"}
@@ -554,8 +555,8 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
     assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "TOOL", "CHAT_MODEL"]
     assert spans["tool"].outputs == turns[2] and spans["tool"].inputs == turns[1]
     assert trace.data.spans[0].inputs == "2 + 2?" and trace.data.spans[0].outputs == "#### 4"
-    found = sorted((each.name, each.value) for each in trace.info.assessments)
-    assert found == [("format", 0.5), ("reward", 1.0), ("truth", "4")]
+    assessments = sorted((assessment.name, assessment.value) for assessment in trace.info.assessments)
+    assert assessments == [("format", 0.5), ("reward", 1.0), ("truth", "4")]
 
 
 def test_traces_wait_for_a_tracking_system_that_is_away(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from raising import raising
 from typer.testing import CliRunner
 
 from trinity_core.cli import app
@@ -37,10 +37,10 @@ def test_entries_of_all_actors_come_in_order_of_time(tmp_path: Path) -> None:
     stream = LogStream(lambda: [tmp_path])
     write(tmp_path, "explorer", line(1, "first"), line(3, "third"))
     write(tmp_path, "10.0.0.2/trainer_0", TRACE)
-    found = stream.read()
-    assert [entry.actor for entry in found] == ["explorer", "10.0.0.2/trainer_0", "explorer"]
-    assert found[1].text.endswith("ValueError: no rows") and found[1].level == "ERROR"
-    assert entry_line(found[0]) == "11-23 10:00:01,000 INFO    explorer trinity_core.x: first"
+    entries = stream.read()
+    assert [entry.actor for entry in entries] == ["explorer", "10.0.0.2/trainer_0", "explorer"]
+    assert entries[1].text.endswith("ValueError: no rows") and entries[1].level == "ERROR"
+    assert entry_line(entries[0]) == "11-23 10:00:01,000 INFO    explorer trinity_core.x: first"
     assert stream.read() == []
 
 
@@ -74,7 +74,7 @@ def test_filters_by_level_and_actor() -> None:
     assert entry_filter("warning", [])(warning) and not entry_filter("ERROR", [])(warning)
     assert entry_filter("DEBUG", ["trainer_*", "*engine*"])(warning) and entry_filter("INFO", ["n_rft/*"])(warning)
     assert not entry_filter("DEBUG", ["explorer"])(warning)
-    with pytest.raises(TrinityError, match="DEBUG, INFO, WARNING"):
+    with raising(TrinityError, key="--level"):
         entry_filter("LOUD", [])
 
 

@@ -136,11 +136,11 @@ def test_a_rewind_while_a_tail_begins_to_read_loses_no_line(tmp_path: Path, monk
     rewinding = threading.Thread(target=rewind, args=(tmp_path, 3), daemon=True)
 
     def read_position(state: Path) -> Any:
-        found = read_json(state)
+        position = read_json(state)
         if rewinding.ident is None:
             rewinding.start()
             rewinding.join(0.3)
-        return found
+        return position
 
     monkeypatch.setattr(metrics_file, "read_json", read_position)
     tail.advance(tail.read()[1])
@@ -178,11 +178,11 @@ def test_an_explorer_that_works_on_keeps_its_lines(tmp_path: Path) -> None:
     writing = threading.Thread(target=explorer.write, args=(2, {"a": 2}))
 
     def steps() -> dict[str, int]:
-        found = dict(stored)
+        values = dict(stored)
         stored["explorer"] = 2
         writing.start()
         writing.join(0.2)
-        return found
+        return values
 
     assert rewind(tmp_path, 1, steps) == 0
     writing.join()

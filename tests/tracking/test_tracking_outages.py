@@ -135,7 +135,7 @@ def test_a_server_that_comes_back_gets_all_metrics(
     runs = client.search_runs([client.get_experiment_by_name("p").experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}
     histories = {run.info.run_name: client.get_metric_history(run.info.run_id, "trainer/a") for run in runs}
-    steps = {name: [each.step for each in history] for name, history in histories.items()}
+    steps = {name: [point.step for point in history] for name, history in histories.items()}
     assert len(runs) == 2 and steps == {"going": [1], "again": [1, 2]}
 
 

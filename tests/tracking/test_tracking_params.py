@@ -32,9 +32,9 @@ def test_secrets_are_masked_but_token_limits_are_not() -> None:
 
 def test_the_environment_of_a_command_is_masked_and_names_are_not() -> None:
     """Also where a name says nothing; `secrets` holds names of variables, not their values."""
-    given = {"command": "agent", "env": {"SEARCH_PAT": "p", "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": "k"}
+    args = {"command": "agent", "env": {"SEARCH_PAT": "p", "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": "k"}
     masked = {"command": "agent", "env": {"SEARCH_PAT": MASK, "EMPTY": ""}, "secrets": ["SEARCH_KEY"], "api_key": MASK}
-    assert without_secrets({"tasksets": [{"workflow_args": given}]}) == {"tasksets": [{"workflow_args": masked}]}
+    assert without_secrets({"tasksets": [{"workflow_args": args}]}) == {"tasksets": [{"workflow_args": masked}]}
     assert without_secrets({"workflow_args": {"env": "maze", "secrets": "x"}, "secrets": ["x"]}) == {
         "workflow_args": {"env": "maze", "secrets": MASK},
         "secrets": MASK,
@@ -49,6 +49,8 @@ def test_spellings_of_secrets_are_masked() -> None:
     }
     assert without_secrets(secrets) == dict.fromkeys(secrets, MASK)
     kept = {"prompt_key": "question", "token_level": "x", "key_bindings": "y", "monkey": "z", "max_tokens": "4"}
+    kept["api_key_env"] = "OPENAI_API_KEY"
     assert without_secrets(kept) == kept
+    assert without_secrets({"api_key_env": "sk-abc"}) == {"api_key_env": MASK}, "a key where its name should stand"
     url = "https://host/v1?api_key=abc&n=1"
     assert without_secrets({"url": url}) == {"url": url.replace("abc", MASK)}

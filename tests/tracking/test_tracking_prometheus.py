@@ -74,9 +74,9 @@ def test_a_run_serves_its_metrics_at_the_port_that_is_set(tmp_path: Path) -> Non
     assert tracking.writer() is not None
     MetricsFile(config.job_dir, "trainer").write(1, {"actor/loss": 0.5})
     deadline = time.monotonic() + 60
-    while "trinity_actor_loss" not in (found := scraped(port)) and time.monotonic() < deadline:
+    while "trinity_actor_loss" not in (page := scraped(port)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert found["trinity_actor_loss"] == (0.5, {"project": "p", "run": "n"})
+    assert page["trinity_actor_loss"] == (0.5, {"project": "p", "run": "n"})
     tracking.close(RunOutcome.FINISHED)
     with pytest.raises(URLError):
         scraped(port)

@@ -12,6 +12,7 @@ from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.forwarder import Forwarder, open_writer
 from trinity_core.tracking.mlflow_facts import DESCRIPTION
+from trinity_core.tracking.mlflow_writer import describe_runs
 from trinity_core.tracking.run_record import RunState, read_config, read_record, record_end, record_start
 from trinity_core.tracking.writers import RunInfo, RunOutcome
 
@@ -60,15 +61,19 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     client = mlflow_client(root)
     run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4220/runs?run=p%2Fone" in run.data.tags[DESCRIPTION]
-    inputs = {each.dataset.name: each for each in run.inputs.dataset_inputs}
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4221", "uri": ""})
+    describe_runs(root)
+    described = client.get_run(writer.run_id).data.tags[DESCRIPTION]  # type: ignore[attr-defined]
+    assert "http://127.0.0.1:4221/runs?run=p%2Fone" in described, "`trinity up` has another address now"
+    inputs = {source.dataset.name: source for source in run.inputs.dataset_inputs}
     assert inputs["gsm8k"].dataset.digest == "openai/gsm8k" and inputs["gsm8k"].tags[0].value == "evaluation"
     first = inputs["sums"].dataset.digest
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
     (data / "train.jsonl").write_text('{"question": "2+2?"}\n')
     other = open_writer("mlflow", RunInfo("p", "two", root / "p/two", config), root)
     [changed] = [
-        each.dataset.digest
-        for each in client.get_run(other.run_id).inputs.dataset_inputs  # type: ignore[attr-defined]
-        if each.dataset.name == "sums"
+        source.dataset.digest
+        for source in client.get_run(other.run_id).inputs.dataset_inputs  # type: ignore[attr-defined]
+        if source.dataset.name == "sums"
     ]
     assert changed != first

@@ -88,9 +88,9 @@ def by_hand(rows):
         later = [turn for group, run, turn in rewards if (group, run) == (row.group, row.run) and turn >= row.turn]
         totals[row.group].setdefault(row.run, 0.0)
         totals[row.group][row.run] += row.reward
-        found = sum(GAMMA ** (turn - row.turn) * rewards[row.group, row.run, turn] for turn in later)
-        returns[row.group, row.run, row.turn] = found
-        states[row.group, row.state].append(found)
+        discounted = sum(GAMMA ** (turn - row.turn) * rewards[row.group, row.run, turn] for turn in later)
+        returns[row.group, row.run, row.turn] = discounted
+        states[row.group, row.state].append(discounted)
 
     def scaled(value, among):
         if len(among) < 2:

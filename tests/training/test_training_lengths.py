@@ -83,8 +83,8 @@ def test_weights_decide_how_many_tasks_fill_a_batch(make_config, tmp_path):
     weights = ("weight: 1", "weight_by_step: {1: 1, 9: 0.3333333333}")
     for weight, tasks in zip(weights, (8, 11), strict=True):
         sets = [DATA.replace("PATH", str(path))[1:-1] + f", repeat_times: {times}" for times in (2, 6)]
-        given = f"[{{{sets[0]}, weight: 1}}, {{{sets[1]}, {weight}}}]"
-        changes = {"buffer__explorer_input__tasksets": given, "buffer__total_steps": 10, **DYNAMIC}
+        tasksets = f"[{{{sets[0]}, weight: 1}}, {{{sets[1]}, {weight}}}]"
+        changes = {"buffer__explorer_input__tasksets": tasksets, "buffer__total_steps": 10, **DYNAMIC}
         config = make_config("grpo", buffer__batch_size=1, buffer__train_batch_size=32, **changes)
         opened = [Taskset.open(taskset, config.seed) for taskset in config.buffer.explorer_input.tasksets]
         assert explore_steps(config, TaskSchedule(opened, 1, 0)) == 10 * tasks

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.training.engine import compile_layers, decoder_layers, uncompiled
+from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
@@ -145,6 +145,20 @@ def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(TrinityError, match="torch_compile"):
         compile_layers(lm, torch.device("cpu"))
+
+
+def test_the_beginning_of_a_model_computes_like_a_model(tiny_model):
+    """Whose last layers find no room on the device."""
+    layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    lm = load_causal_lm(str(tiny_model), torch.float32, overrides=layers)
+    tokens, names = torch.arange(3, 20)[None], list(lm.state_dict())
+    whole = lm(tokens).logits
+    with beginning_on(torch.device("cpu"), lm):
+        assert len(decoder_layers(lm)) == 2
+        assert find_fast_paths(lm) == FastPaths(packing=True, own_head=True)
+        lm.set_attn_implementation("sdpa")
+        assert not torch.allclose(lm(tokens).logits, whole)
+    assert list(lm.state_dict()) == names and torch.equal(lm(tokens).logits, whole)
 
 
 def test_fast_paths_are_tried_before_use(tiny_model):

@@ -1,4 +1,4 @@
-"""Two workers train like one under every ZeRO stage, and one resumes a checkpoint of two."""
+"""Two and four workers train like one under every ZeRO stage, and one resumes a checkpoint of two."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 import torch
 from batches import make_batch
 from ports import free_port
+from raising import raising
 
 from trinity_core.addresses import interface_of
 from trinity_core.errors import TrinityError
@@ -20,8 +21,14 @@ from trinity_core.training.sequence_parallel import install, split_sequences
 
 pytestmark = pytest.mark.slow
 
+ADAPTER = [{"lora_rank": 4, "lora_alpha": 12}]
 
-def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), sharing=1, **offload):
+LARGE = 10_000
+"""Tokens of a micro-batch, and parameters that ZeRO handles at once: of all rows, and the model."""
+
+
+def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
+          saved=True, **offload):  # fmt: skip
     config = {
         "name": name,
         "mode": "train",
@@ -34,60 +41,70 @@ def _case(name, stage, tiny_model, max_tokens=10_000, dtype=None, lora=(), shari
     config["model"]["lora_configs"] = list(lora)
     if offload:
         config["trainer"]["trainer_config"] = {"actor_rollout_ref": {"actor": {"fsdp_config": offload}}}
-    return {"name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None}
+    return {
+        "name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None, "at_once": at_once,
+        "world_sizes": world_sizes, "saved": saved,
+    }  # fmt: skip
 
 
-def test_two_workers_train_as_one(tiny_model, tmp_path):
+def _grid(tiny_model):
+    """ZeRO 0 to 3 in float32 and, where they can be, in bfloat16, with and without offload, by 1, 2 and 4 ranks."""
+    offloads = {"": {}, "o": {"optimizer_offload": True, "param_offload": True}}
+    stages = [(stage, None, "") for stage in (3, 0)]
+    stages += [(stage, None, "o") for stage in (1, 2, 3)] + [(stage, None, "") for stage in (1, 2)]
+    stages += [(stage, "bfloat16", offload) for stage in (2, 3) for offload in offloads]
+    for stage, dtype, offload in stages:  # first the stage that asks for the ranks before DeepSpeed does
+        name = f"{dtype or 'float32'}_{stage}{offload}"
+        by_two = _case(name, stage, tiny_model, 25 if name == "float32_3" else LARGE, dtype, **offloads[offload])
+        by_two["at_once"] = 5_000 if stage == 3 and dtype is None else by_two["at_once"]
+        yield by_two
+        yield by_two | {"world_sizes": [1, 4], "saved": False}
+
+
+@pytest.fixture
+def trained(tiny_model, tmp_path):
+    """What the ranks of each case came to, by case and number of ranks, and the cases."""
+    cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
+    cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, LARGE))]
+    cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (1, 2, 3)]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    ports = json.dumps([(world_size, free_port()) for world_size in (2, 4, 1)])
+    script = Path(__file__).with_name("rank.py")
+    subprocess.run([sys.executable, script, ports, str(tmp_path)], env=environment, timeout=400, check=True)
+    return [(case, size, tmp_path / f"{case['name']}_{size}.pt") for case in cases for size in case["world_sizes"]]
+
+
+def test_workers_train_as_one(trained, tiny_model, tmp_path):
     from trinity_core.config import config_from_dict
     from trinity_core.training.checkpoint import load
     from trinity_core.training.learner import Learner
     from trinity_core.training.state import weights
 
-    zero0 = _case("zero0", 0, tiny_model)
-    cases = [_case("zero3", 3, tiny_model, 25), zero0]  # first the stage that asks for the ranks before DeepSpeed does
-    cases += [_case("zero0_small", 0, tiny_model, 20), _case("zero2", 2, tiny_model)]
-    cases += [_case(f"half{stage}", stage, tiny_model, dtype="bfloat16") for stage in (2, 3)]
-    cases += [_case("offloaded2", 2, tiny_model, optimizer_offload=True)]
-    cases += [_case("offloaded3", 3, tiny_model, optimizer_offload=True, param_offload=True)]
-    cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, 10_000))]
-    adapter = [{"lora_rank": 4, "lora_alpha": 12}]
-    cases += [_case(f"adapter{stage}", stage, tiny_model, lora=adapter) for stage in (1, 2, 3)]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    port = free_port()
-    script = Path(__file__).with_name("rank.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), str(port), str(tmp_path)], env=environment)
-        for rank in (0, 1)
-    ]
-    try:
-        assert [process.wait(400) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
     half, alone, adapted = (
         Learner(config_from_dict(case["config"]), 4, one_rank)
         for case in (
-            next(case for case in cases if case["name"] == "half2"),
-            zero0,
-            _case("alone", 0, tiny_model, lora=adapter),
+            _case("half", 2, tiny_model, dtype="bfloat16"),
+            _case("alone", 0, tiny_model),
+            _case("adapted", 0, tiny_model, lora=ADAPTER),
         )
     )
     truth = {one: [one.step(make_batch(step, groups=3), step) for step in (1, 2)] for one in (half, alone, adapted)}
-    for case in cases:
-        # Two ranks add gradients in another order; in half precision a sum of two is rounded once more.
+    for case, world_size, file in trained:
+        # Ranks add gradients in another order; in half precision sums are rounded once more.
         other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
         other = adapted if case["config"]["model"]["lora_configs"] else other
-        result = torch.load(tmp_path / f"{case['name']}.pt", weights_only=True)
-        for one, two in zip(truth[other], result["metrics"], strict=True):
+        result = torch.load(file, weights_only=True)
+        for one, several in zip(truth[other], result["metrics"], strict=True):
             for name in one:
                 if not name.startswith(("timing_s/", "experience/micro_batches")):
-                    assert two[name] == pytest.approx(one[name], abs=absolute, rel=relative), (case["name"], name)
+                    expected = pytest.approx(one[name], abs=absolute, rel=relative)
+                    assert several[name] == expected, (case["name"], world_size, name)
         for name, weight in weights(other.engine):
             torch.testing.assert_close(result["weights"][name], weight.detach(), atol=absolute, rtol=0)
     following = alone.step(make_batch(3), 3)
-    load(alone, tmp_path / "zero3")
+    load(alone, tmp_path / "float32_3")
     again = alone.step(make_batch(3), 3)
     assert again["actor/final_loss"] == pytest.approx(following["actor/final_loss"], abs=1e-5)
     assert again["actor/grad_norm"] == pytest.approx(following["actor/grad_norm"], rel=1e-4)
@@ -98,9 +115,9 @@ def test_sequences_are_shared_where_heads_can_be(tiny_model, attention, size):
     """The model has two heads of queries and one of keys."""
     lm = load_causal_lm(str(tiny_model), torch.float32)
     lm.set_attn_implementation(attention)
-    with pytest.raises(TrinityError, match="ulysses_sequence_parallel_size"):
+    with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):
         install(lm, SequenceGroup(0, size, None))
-    with pytest.raises(TrinityError, match="3 trainer worker"):
+    with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):
         split_sequences(Ranks(0, 3, torch.device("cpu")), 2)
 
 
@@ -109,7 +126,7 @@ def test_a_rank_does_not_train_on_the_cpu_for_want_of_its_gpu(monkeypatch):
     assert not uses_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(TrinityError, match="gpu_per_node"):
+    with raising(TrinityError, key="cluster.gpu_per_node"):
         uses_gpu()
 
 

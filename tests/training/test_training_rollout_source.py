@@ -28,14 +28,14 @@ def source(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> RolloutSource:
 def test_a_wait_says_who_is_missing(source: RolloutSource, caplog: pytest.LogCaptureFixture) -> None:
     source.store.join("explorer", 9)
     source.store.put("explorer", 1, {}, [], 0)
-    told: list[str] = []
+    lines: list[str] = []
     with caplog.at_level(logging.INFO):
-        assert source.draw(1, lambda: bool(told), told.append) is None
-    assert told == [
+        assert source.draw(1, lambda: bool(lines), lines.append) is None
+    assert lines == [
         "waits for experiences for train step 1, 0 s so far; 0 of 16 rows are there; explorers known: explorer (step 1 "
         "of 9, no experience left of its last 1 steps, last seen 0 s ago)"
     ]
-    assert told[0] in caplog.text
+    assert lines[0] in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_synchronous_train_step_takes_explore_steps_whole(make_config: Any, ov
 def test_default_train_batch_holds_one_explore_step(changes: Any, train_batch_size: int) -> None:
     """Else a part of each step would be left over, and grow old."""
     one = {"path": "/nowhere", "format": {"prompt_key": "q", "response_key": "a"}}
-    task_sets = [{**one, **each} for each in changes.get("tasksets", [changes.get("taskset", {})])]
+    task_sets = [{**one, **taskset} for taskset in changes.get("tasksets", [changes.get("taskset", {})])]
     expert = {"auxiliary_buffers": {"sft": one}}
     config = config_from_dict({
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, **changes.get("algorithm", {})},

@@ -60,8 +60,8 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
             writer.until_written(0.05)
         done.set()
         writer.until_written()
-        found = torch.load(folder / "actor/model.pt", weights_only=True, mmap=True)
-        assert torch.equal(found["a"], expected) and torch.equal(found["b"], mixed) and found["c"].shape == (0, 3)
+        loaded = torch.load(folder / "actor/model.pt", weights_only=True, mmap=True)
+        assert torch.equal(loaded["a"], expected) and torch.equal(loaded["b"], mixed) and loaded["c"].shape == (0, 3)
         assert {name: entry_of(folder / name) for name in entries} == entries and len(entries) == 3
     assert len(writer._segments) <= 2, "memory is used again"
     worker = writer._worker

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import make_batch
+from raising import raising
 from saving_helpers import save
 
 from trinity_core.algorithms import ADVANTAGES, KL_FNS, POLICY_LOSSES
@@ -89,9 +90,9 @@ def test_reference_model_has_its_own_budget_and_offload(learner):
 
     def counted(**overrides):
         """What came of the step, and the passes of the reference model that it took."""
-        made, passes = learner(**overrides), []
-        made.reference.module.register_forward_pre_hook(lambda *_: passes.append(1))
-        return _train(made, [batch]), len(passes)
+        trained, passes = learner(**overrides), []
+        trained.reference.module.register_forward_pre_hook(lambda *_: passes.append(1))
+        return _train(trained, [batch]), len(passes)
 
     whole, once = counted()
     small, several = counted(**{f"{ref}log_prob_max_token_len_per_gpu": 64, f"{ref}fsdp_config__param_offload": True})
@@ -136,7 +137,7 @@ def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_o
         for row, temperature in zip(rows, temperatures, strict=True):
             row.temperature = temperature
         micro = build_micro(rows, range(16), max(row.response_length for row in rows))
-        grids = [micro.grid(each)[chosen] for each in module(micro, 1.3, True)]
+        grids = [micro.grid(values)[chosen] for values in module(micro, 1.3, True)]
         return grids + [torch.autograd.grad(grid.sum(), head, retain_graph=True)[0] for grid in grids]
 
     for temperature in (None, 0.5, 2.0):
@@ -266,8 +267,8 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     """300 times the same gradient; bfloat16 counts to 256."""
     from trinity_core.training.update import micro_batches
 
-    engine = (made := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
-    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks)
+    engine = (trained := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
+    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), trained.cut, trained.ranks)
 
     def norm(times):
         for i in range(times):
@@ -400,7 +401,7 @@ def test_nonfinite_value_or_reward_error_names_the_step(learner):
     with pytest.raises(TrinityError, match=r"train step 2: .*inf"):
         ppo.step(batch, 2)
     ppo.critic.engine.module.value_head.weight.data.fill_(float("nan"))
-    with pytest.raises(TrinityError, match="train step 3: values is nan at row 0"):
+    with raising(TrinityError, key="values"):
         ppo.step(make_batch(1), 3)
 
 
@@ -451,7 +452,7 @@ def test_student_at_another_temperature_is_refused():
 
     for same in (None, 1.0):
         torch.testing.assert_close(prepared(same)[0].advantages, prepared(1.0)[0].advantages)
-    with pytest.raises(InputError, match=r"sampled at temperature 0\.5"):
+    with raising(InputError, key="rollout_args.temperature"):
         prepared(0.5)
 
 
@@ -467,15 +468,15 @@ def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner
         part.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in sorted(names)])
         return part
 
-    loss = taking_all(POLICY_LOSSES.inputs, lambda given: (-given["advantages"] * given["logprobs"], {}))
-    advantage = taking_all(ADVANTAGES.inputs, lambda given: (given["mask"] * given["rewards"][:, None], {}))
-    kl = taking_all(KL_FNS.inputs, lambda given: given["logprobs"] - given["ref_logprobs"])
+    loss = taking_all(POLICY_LOSSES.inputs, lambda data: (-data["advantages"] * data["logprobs"], {}))
+    advantage = taking_all(ADVANTAGES.inputs, lambda data: (data["mask"] * data["rewards"][:, None], {}))
+    kl = taking_all(KL_FNS.inputs, lambda data: data["logprobs"] - data["ref_logprobs"])
     monkeypatch.setitem(POLICY_LOSSES, "all", PolicyLoss("all", loss))
     monkeypatch.setitem(ADVANTAGES, "all", advantage)
     monkeypatch.setitem(KL_FNS, "all", KLFn("all", kl))
     rows = [replace(row, teacher_logprobs=row.logprobs) for row in make_batch(1)]
     parts = {"policy_loss_fn": "all", "advantage_fn": "all"}
     for terms in ({"kl_loss_fn": "none"}, {"kl_loss_fn": "all", "kl_penalty_fn": "all"}):
-        made = learner(**{f"algorithm__{key}": value for key, value in (parts | terms).items()})
-        assert made.critic is not None and made.reference is not None
-        assert made.step(rows, 1)["actor/grad_norm"] > 0
+        trained = learner(**{f"algorithm__{key}": value for key, value in (parts | terms).items()})
+        assert trained.critic is not None and trained.reference is not None
+        assert trained.step(rows, 1)["actor/grad_norm"] > 0

@@ -157,8 +157,8 @@ def test_specs_match_tensors_with_tied_ones_and_buffers() -> None:
         "embeddings.weight", "head.weight", "norm.weight", "norm.bias", "norm.bias_of_router",
     }  # fmt: skip
     for _ in range(2):
-        found = [spec_of(name, tensor) for name, tensor in VllmWeights(weights)]
-        assert [spec._replace(same_as="") for spec in specs] == found
+        sent = [spec_of(name, tensor) for name, tensor in VllmWeights(weights)]
+        assert [spec._replace(same_as="") for spec in specs] == sent
     assert {spec.name: spec.same_as for spec in specs if spec.same_as} == {"head.weight": "embeddings.weight"}
 
 

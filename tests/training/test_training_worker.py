@@ -87,12 +87,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     _assert_same_checkpoints(stopped, whole)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_kill_while_a_checkpoint_is_written_costs_that_checkpoint_alone(rollouts, monkeypatch, named):
+@pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
+def test_kill_while_a_checkpoint_is_written_costs_that_checkpoint_alone(rollouts, monkeypatch, named, lora):
     """The step after it is trained meanwhile; store and metrics go back to the checkpoint with it."""
     from trinity_core.training import savepoints
 
-    whole, killed = rollouts("whole"), rollouts(f"killed_{named}")
+    whole, killed = (rollouts(name, model__lora_configs=lora) for name in ("whole", "killed"))
     _put(whole, range(1, 5))
     _put(killed, range(1, 5))
     _run(whole)
@@ -161,10 +161,10 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     config = rollouts("damaged")
     _put(config, range(1, 5))
     _run(config)
-    told = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
-    algorithm = told["trainer"].pop("algorithm")
+    metas = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
+    algorithm = metas["trainer"].pop("algorithm")
     assert algorithm["algorithm_type"] == "grpo" and algorithm["repeat_times"] == 4
-    assert told == {
+    assert metas == {
         "trainer": {"step": 4, "world_size": 1, "model": config.model.model_path, "tokenizer": config.model.model_path},
         "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
     }

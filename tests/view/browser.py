@@ -89,17 +89,17 @@ class Page:
 
     async def value(self, script: str) -> Any:
         """The value of an expression in the page, by JSON: of an element only an empty dict arrives."""
-        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     async def until(self, script: str, what: str = "", seconds: float = SECONDS) -> Any:
         """The value of an expression, once it is true; `what` says in words what is waited for."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             with suppress(Navigated):  # ask the page that comes
-                if found := await self.value(script):
-                    return found
+                if value := await self.value(script):
+                    return value
             late = asyncio.get_running_loop().time() > deadline
             assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
             await asyncio.sleep(0.05)
@@ -153,11 +153,11 @@ class Page:
             const box = e.getBoundingClientRect()
             return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null
         })(ELEMENT)""".replace("ELEMENT", element)
-        before, found = None, await self.until(middle)
-        while before != found:
+        before, place = None, await self.until(middle)
+        while before != place:
             await asyncio.sleep(0.1)
-            before, found = found, await self.until(middle)
-        await self.click_at(*found)
+            before, place = place, await self.until(middle)
+        await self.click_at(*place)
 
     async def click_until(self, element: str, script: str) -> None:
         """Click on an element, again where a page that was not ready yet has missed it, until `script` is true."""
@@ -192,8 +192,8 @@ class Page:
 
 def button(text: str, within: str = "body") -> str:
     """A button by its text, which an icon's name may precede."""
-    found = f"[...document.querySelectorAll('{within} button')]"
-    return f"{found}.find(e => e.innerText.split('\\n').some(line => line.trim() == {json.dumps(text)}))"
+    selector = f"[...document.querySelectorAll('{within} button')]"
+    return f"{selector}.find(e => e.innerText.split('\\n').some(line => line.trim() == {json.dumps(text)}))"
 
 
 class Browser:

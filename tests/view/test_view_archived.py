@@ -38,9 +38,9 @@ def test_a_batch_is_found_wherever_it_is(tmp_path, monkeypatch, short) -> None:
     Archive(path).extend(30, batch)
     for step in range(1, 31):
         for group in range(3):
-            found = archived_rollouts(path, step, f"g{group}", 5)
+            rollouts = archived_rollouts(path, step, f"g{group}", 5)
             runs = [] if step == 4 else [0, 1]
-            assert [(line["step"], line["group"], line["run"]) for line in found] == [
+            assert [(line["step"], line["group"], line["run"]) for line in rollouts] == [
                 (step, f"g{group}", i) for i in runs
             ]
     assert archived_rollouts(path, 31, "g0", 5) == []
@@ -60,9 +60,9 @@ def test_the_page_shows_what_was_trained_on(run_folder, serving, tokenizer) -> N
     with serving(run_folder) as address, httpx.Client(base_url=f"{address}/api/runs/run") as client:
         group = client.get("/groups/1").json()
         assert (group["state"], group["train_steps"]) == ("pruned", [1])
-        assert [(each["run"], each["response"], each["archived"]) for each in group["rollouts"]] == [
+        assert [(rollout["run"], rollout["response"], rollout["archived"]) for rollout in group["rollouts"]] == [
             (run, f"It is {run}.\n#### {run}", True) for run in (0, 1)
         ]
         assert client.get("/groups/1/rollouts/0/tokens").status_code == 404
         rows = client.get("/rollouts", params={"step": 1}).json()["rollouts"]
-        assert [row["response"] for row in rows if row["id"] == 1] == [each["response"] for each in group["rollouts"]]
+        assert [row["response"] for row in rows if row["id"] == 1] == [one["response"] for one in group["rollouts"]]

@@ -29,13 +29,13 @@ def store(request, tmp_path):
         for step, (explorer, lag) in itertools.product(range(1, 21), (("early", 0), ("late", 5))):
             if step <= lag:
                 continue
-            made, drawn = [], []
+            experiences, drawn = [], []
             for task in range(3):
                 name = f"{explorer}/{step - lag}/{task}"
-                made += rows_of(name, [float(task), step / 100], version=step - 1)
+                experiences += rows_of(name, [float(task), step / 100], version=step - 1)
                 drawn.append(DrawnTask(name, f"set{task}/{step}", 2))
             drawn.append(DrawnTask(f"{explorer}/{step - lag}/3", f"set3/{step}", 0, failure="it broke"))
-            opened.put(explorer, step - lag, {}, made, step - 1, drawn=drawn)
+            opened.put(explorer, step - lag, {}, experiences, step - 1, drawn=drawn)
         yield opened
 
 
@@ -46,7 +46,7 @@ def found(store, wanted: GroupFilter, limit: int = 100) -> list[str]:
         with store._database.read() as connection:
             page = find_groups(connection, store._tables, wanted, before, limit)
         assert len(page.groups) <= limit
-        names += [each["group"] for each in page.groups]
+        names += [group["group"] for group in page.groups]
         if page.before is None:
             return names
         assert before is None or page.before < before, "a page goes on where the last one ended"
@@ -97,9 +97,9 @@ def test_a_page_of_a_large_store_takes_few_statements_and_no_sorting(tmp_path) -
             connection.execute(insert(t.groups), many)
         with store._database.read() as connection:
             asked: list[str] = []
-            event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
+            event.listen(connection, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
             page = find_groups(connection, t, GroupFilter(), limit=30)
-            assert [each["id"] for each in page.groups] == list(range(199_999, 199_969, -1))
+            assert [group["id"] for group in page.groups] == list(range(199_999, 199_969, -1))
             page = find_groups(connection, t, GroupFilter(step=700), limit=30)
             assert page.groups[0]["group"] == "g70099" and page.before == 70_070
             assert len(asked) == 6

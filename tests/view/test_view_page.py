@@ -45,9 +45,9 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
         ]  # fmt: skip
         assert page["before"] is None and page["rollouts"][2]["response"].startswith("broke on")
         group = client.get(f"/api/runs/run/groups/{page['rollouts'][0]['id']}").json()
-        assert [each["reward"] for each in group["rollouts"]] == [0.0, 1.0]
-        assert np.allclose([each["advantage"] for each in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
-        assert group["rollouts"][1]["response"] == NASTY
+        assert [rollout["reward"] for rollout in group["rollouts"]] == [0.0, 1.0]
+        assert np.allclose([rollout["advantage"] for rollout in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
+        assert (group["rollouts"][1]["response"], group["rollouts"][1]["info"]["half ?"]) == (NASTY, "?")
         tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
         assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
         assert tokens["logprob"][tokens["prompt_length"]] == -0.1
@@ -84,9 +84,9 @@ def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> 
     command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", host, "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
         try:
-            said = next(line for line in page.stdout if line.startswith("http://"))
-            assert said.startswith(f"http://{host}:")
-            assert httpx.get(f"{said.split()[0]}/api/runs/run/about").json()["has_store"]
+            printed = next(line for line in page.stdout if line.startswith("http://"))
+            assert printed.startswith(f"http://{host}:")
+            assert httpx.get(f"{printed.split()[0]}/api/runs/run/about").json()["has_store"]
         finally:
             page.terminate()
 
@@ -112,9 +112,9 @@ def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokeniz
 
 
 def test_only_a_run_can_be_viewed(run_folder, tmp_path) -> None:
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError):
         viewed_runs(tmp_path / "nothing")
-    with pytest.raises(DataError, match="neither an experience store nor sampled rollouts"):
+    with pytest.raises(DataError):
         viewed_runs(tmp_path)
     shutil.rmtree(run_folder / "buffer")
     [run] = viewed_runs(run_folder).values()
@@ -209,8 +209,8 @@ def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path, ref
 
     async def ask(address: str) -> None:
         async with opened(address, tmp_path) as page:
-            found = await page.value(f"{load}.then((m) => m.difference({reference!r}, {answer!r}))")
-            assert found == [list(pair) for pair in zip(reference.split(), has, strict=True)]
+            difference = await page.value(f"{load}.then((m) => m.difference({reference!r}, {answer!r}))")
+            assert difference == [list(pair) for pair in zip(reference.split(), has, strict=True)]
 
     with serving(run_folder) as address:
         asyncio.run(ask(address))
@@ -249,7 +249,7 @@ def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, ser
             await page.reload()
             await page.until(f"{ROWS}.length === 9")
             assert not await page.value("!!document.querySelector('#table script, #table img')")
-            await page.click("document.querySelector('#table tbody a')")
+            await page.click("document.querySelector('#table tbody td.text')")
             await page.until("!!document.querySelector('.tokens .t')", "a row leads to its tokens")
             await _addresses(page)
             assert page.said == []

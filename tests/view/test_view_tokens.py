@@ -28,8 +28,8 @@ def test_texts_without_a_tokenizer_or_a_word(tokenizer) -> None:
     assert len(token_texts(tokenizer, cut)) == len(cut)
 
 
-def experience(**given) -> Experience:
-    fields = {"reward": 1.0, "group": "g", "versions": [2, -1, 3], "logprobs": [-0.5, 0.0, -1.25]} | given
+def experience(**changes) -> Experience:
+    fields = {"reward": 1.0, "group": "g", "versions": [2, -1, 3], "logprobs": [-0.5, 0.0, -1.25]} | changes
     return Experience(np.arange(5), 2, np.array([True, False, True]), **fields)
 
 

@@ -95,6 +95,11 @@ def test_verifiers(players, config, actions, rewards):
         assert steps[1].observation == "lower"
 
 
+def test_limits_in_tokens_are_refused_as_verifiers_actions_are_text(players):
+    with pytest.raises(EnvironmentFailed, match=r"player\.max_output_tokens"):
+        players.episode("verifiers", {"env_id": GUESS, "env_config": {"player": {"max_output_tokens": 5}}}, [])
+
+
 def test_tools_of_verifiers_run_in_their_server(players):
     config = {"id": "single_agent", "taskset": {"with_tools": True}}
     call = '<tool_call>{"name": "oracle_is_less", "arguments": {"least": %s}}</tool_call>'

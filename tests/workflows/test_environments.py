@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from raising import raising
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
@@ -151,7 +152,7 @@ def test_columns_of_a_task_are_arguments_and_seed():
 
 @pytest.mark.parametrize("seed", ["one", 0.5, True, float("nan"), [1]])
 def test_a_seed_that_is_no_number_is_named(seed):
-    with pytest.raises(DataError, match="'seed'"):
+    with raising(DataError, key="seed"):
         play("left", environment="frozen_lake", raw={"seed": seed})
 
 
@@ -209,7 +210,7 @@ def test_wrong_arguments_are_refused(args, key):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
-    with pytest.raises(TrinityError, match=r"trinity-flows\[environments\]"):
+    with raising(TrinityError, key="not_installed_here"):
         play("x", environment="taxi")
 
 

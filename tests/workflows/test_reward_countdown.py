@@ -1,6 +1,7 @@
 from fractions import Fraction
 
 import pytest
+from raising import raising
 
 from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.countdown import countdown_reward, evaluate
@@ -32,7 +33,7 @@ def test_a_degenerate_response_is_judged_at_once():
 def test_puzzle_may_be_given_as_reference_answer():
     assert score("<answer>2+2</answer>", task={}, truth={"nums": [2, 2], "target": 4})["accuracy"] == 1
     assert score("<answer>2+2</answer>", {"n": [2, 2], "t": 4}, numbers_key="n", target_key="t")["accuracy"] == 1
-    with pytest.raises(DataError, match="needs the columns 'nums' and 'target'"):
+    with raising(DataError, key="nums"):
         score("<answer>2+2</answer>", task={})
 
 

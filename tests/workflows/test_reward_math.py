@@ -3,6 +3,7 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from raising import raising
 
 from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.boxed import math_boxed_reward, math_dapo_reward
@@ -140,13 +141,13 @@ def test_an_endless_unit_is_read_in_linear_time(answer):
 def test_a_bare_reference_is_the_answer():
     assert reference(" 42 ") == "42" and reference(42) == "42" and reference("x\n#### 4") == "4"
     for empty in (None, "", "  "):
-        with pytest.raises(DataError, match="no reference answer"):
+        with raising(DataError, key="format.response_key"):
             reference(empty)
 
 
 def test_unreadable_reference_is_a_verifier_error():
     pytest.importorskip("math_verify")
-    with pytest.raises(ValueError, match="cannot read the reference"):
+    with pytest.raises(ValueError):
         full("#### 5", "\\text{}")
 
 
@@ -196,5 +197,5 @@ def test_format_reward():
     assert score("#### 5") == 1 and score("5") == 0
     assert score("<think>\nx</think> 5", pattern="^<think>.*</think>") == 1
     assert score("5", miss_score=-0.1) == -0.1 and score("#### 5", match_score=0.1) == 0.1
-    with pytest.raises(DataError, match="cannot read the pattern"):
+    with raising(DataError, key="pattern"):
         score("5", pattern="(")

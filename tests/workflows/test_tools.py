@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
+from raising import raising
 
 from trinity_core.errors import InputError
 from trinity_core.workflows.tools import KINDS, TOOLS, Toolbox, tool_spec
@@ -68,7 +69,7 @@ def test_a_sphinx_docstring_is_read_too():
 
 @pytest.mark.parametrize("function", [lambda *numbers: 0, lambda **options: 0, lambda a, /: a, print])
 def test_a_function_without_named_arguments_is_no_tool(function):
-    with pytest.raises(InputError, match="cannot be a tool"):
+    with raising(InputError, key=function.__name__):
         tool_spec(function)
 
 
@@ -200,7 +201,7 @@ def test_a_long_answer_is_cut():
 def test_tools_are_found_by_name(monkeypatch):
     monkeypatch.setitem(TOOLS, "rooms", book)
     assert [each["function"]["name"] for each in Toolbox("rooms").schemas] == ["rooms"]
-    with pytest.raises(InputError, match="there is no tool 'roms'; did you mean 'rooms'"):
+    with raising(InputError, key="roms"):
         Toolbox("roms")
-    with pytest.raises(InputError, match="two tools are called 'book'"):
+    with raising(InputError, key="book"):
         Toolbox(book, book)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from chatting import END, Turns
+from raising import raising
 from workflow_helpers import ScriptedModel, make_task, run
 
 from trinity_core.algorithms import ALGORITHMS, Objective
@@ -223,14 +224,14 @@ def test_failed_reward_has_no_parts_to_add_up():
     reward = Reward(error="too slow")
     assert reward.parts is None and reward.value is None
     for given in ({}, {"parts": {"accuracy": 1.0}, "error": "both"}):
-        with pytest.raises(TrinityError, match="error"):
+        with raising(TrinityError, key="error"):
             Reward(**given)
 
 
 def test_accuracy_is_a_share():
     """Pass rates and selectors read it: a score of -1 would make two right of four a pass rate of 0."""
     for accuracy in (-1.0, 1.5, 1.00001, float("nan")):
-        with pytest.raises(TrinityError, match="accuracy"):
+        with raising(TrinityError, key="accuracy"):
             Reward({"accuracy": accuracy, "format": 0.1})
     assert Reward({"accuracy": 1 / 3 * 3 + 2e-10, "format": 0.1}).parts == {"accuracy": 1.0, "format": 0.1}
 

@@ -3,6 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from raising import raising
 from workflow_helpers import ScriptedModel, completion, make_task, run
 
 from trinity_core.config.schema.buffer import FormatConfig
@@ -60,7 +61,7 @@ def test_unscored_answer_carries_no_loss_and_is_counted():
 
 
 def test_a_simple_workflow_needs_a_reward_function():
-    with pytest.raises(TrinityError, match="simple_workflow"):
+    with raising(TrinityError, key="default_reward_fn_type"):
         run(make_task("simple_workflow"), ScriptedModel("a", "b", "c"))
     rewards = run(make_task("simple_workflow", reward_fn="math_reward"), ScriptedModel("#### 2", "#### 2", "x"))
     assert [one.reward for one in rewards] == [1, 1, 0]
@@ -108,7 +109,7 @@ def test_result_other_than_experiences_is_refused(monkeypatch):
             return [1]
 
     monkeypatch.setitem(WORKFLOWS, "wrong", Wrong)
-    with pytest.raises(TrinityError, match="wrong"):
+    with raising(TrinityError, key="wrong"):
         run(make_task("wrong"), ScriptedModel())
 
 
@@ -144,7 +145,7 @@ def test_a_verdict_that_is_no_number_is_a_workflow_error(monkeypatch, verdict):
             return [answer.experience(**verdict)]
 
     monkeypatch.setitem(WORKFLOWS, "praises", Praises)
-    with pytest.raises(TrinityError, match="praises"):
+    with raising(TrinityError, key="praises"):
         run(make_task("praises"), ScriptedModel("a"))
 
 
@@ -188,7 +189,7 @@ def test_workflow_errors_propagate(monkeypatch):
             raise ZeroDivisionError("mine")
 
     monkeypatch.setitem(WORKFLOWS, "fails", Fails)
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(ZeroDivisionError):
         run(make_task("fails"), ScriptedModel())
 
 
@@ -218,11 +219,11 @@ def test_registry_names_and_paths():
     registry.register("one")(1)
     assert registry.resolve("one") == 1
     assert registry.resolve("trinity_core.workflows.Workflow") is Workflow
-    with pytest.raises(TrinityError, match="no thing 'onee'; did you mean 'one'"):
+    with raising(TrinityError, key="onee"):
         registry.resolve("onee")
-    with pytest.raises(TrinityError, match="xyz"):
+    with raising(TrinityError, key="xyz"):
         registry.resolve("xyz")
-    with pytest.raises(TrinityError, match="Nothing"):
+    with raising(TrinityError, key="trinity_core.workflows.Nothing"):
         registry.resolve("trinity_core.workflows.Nothing")
 
 
@@ -244,20 +245,20 @@ def test_plugins_register_their_workflows(tmp_path):
 
 
 def test_plugins_that_cannot_be_loaded(tmp_path):
-    with pytest.raises(TrinityError, match="nowhere"):
+    with raising(TrinityError, key="plugin_dir"):
         load_plugins(tmp_path / "nowhere")
     for failing in ("import not_a_module_at_all", "assert False, 'no licence'", "raise SystemExit(3)"):
         (tmp_path / "broken_plugin.py").write_text(failing)
         for _ in range(2):
-            with pytest.raises(TrinityError, match=r"broken_plugin\.py"):
+            with raising(TrinityError, key=str(tmp_path / "broken_plugin.py")):
                 load_plugins(tmp_path)
     (tmp_path / "broken_plugin.py").unlink()
     (tmp_path / "tasks.py").write_text("")
-    with pytest.raises(TrinityError, match=r"tasks\.py"):
+    with raising(TrinityError, key=str(tmp_path / "tasks.py")):
         load_plugins(tmp_path)
     (tmp_path / "tasks.py").unlink()
     (tmp_path / "json.py").write_text("")
-    with pytest.raises(TrinityError, match=r"json\.py"):
+    with raising(TrinityError, key=str(tmp_path / "json.py")):
         load_plugins(tmp_path)
 
 

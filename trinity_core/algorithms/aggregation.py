@@ -89,5 +89,5 @@ def seq_mean_token_sum_norm(mask: Tensor, normalizer: float | None = None) -> Te
     """
     length = mask.shape[-1] if normalizer is None else normalizer
     if length <= 0:
-        raise InputError(f"normalizer is a length in tokens and must be positive, not {length}")
+        raise InputError(f"normalizer is a length in tokens and must be positive, not {length}", key="normalizer")
     return (1 / (_rows(mask) * length)).expand(mask.shape)

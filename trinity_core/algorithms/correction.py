@@ -102,7 +102,7 @@ def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: Literal["seque
     `level` is `sequence` (r = prod_t r_t) or `token` (r = r_t).
     """
     if level not in ("sequence", "token"):
-        raise InputError(f"mis works at level sequence or token, not '{level}'")
+        raise InputError(f"mis works at level sequence or token, not '{level}'", key="level")
     ratio = _exp(row_sum(log_ratio, mask) if level == "sequence" else log_ratio).expand(mask.shape)
     return torch.where(ratio <= cap, ratio, torch.zeros_like(ratio))
 

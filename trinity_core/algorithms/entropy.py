@@ -73,5 +73,5 @@ def _all_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
 @entropy_loss("mix")
 def _non_expert_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     if is_expert is None:
-        raise InputError("the entropy loss 'mix' needs is_expert [B]")
+        raise InputError("the entropy loss 'mix' needs is_expert [B]", key="is_expert")
     return mask & ~is_expert[:, None].bool()

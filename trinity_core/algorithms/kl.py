@@ -132,7 +132,9 @@ class KLCoefficient:
 
     def __post_init__(self) -> None:
         if self.adaptive and not (self.target_kl and self.horizon and self.target_kl > 0 and self.horizon > 0):
-            raise InputError("an adaptive KL coefficient needs a positive target_kl and a positive horizon")
+            raise InputError(
+                "an adaptive KL coefficient needs a positive target_kl and a positive horizon", key="target_kl"
+            )
 
     def update(self, current_kl: float, experiences: int) -> float:
         """The coefficient after a batch: if adaptive, times 1 + clip(KL / target - 1, +-0.2) * min(n / horizon, 1).
@@ -142,7 +144,9 @@ class KLCoefficient:
         """
         if self.adaptive and self.target_kl and self.horizon:
             if current_kl != current_kl:
-                raise InputError("the KL of this batch is NaN; the adaptive coefficient cannot follow it")
+                raise InputError(
+                    "the KL of this batch is NaN; the adaptive coefficient cannot follow it", key="current_kl"
+                )
             error = min(max(current_kl / self.target_kl - 1, -0.2), 0.2)
             self.kl_coef *= 1 + error * min(experiences / self.horizon, 1.0)
         return self.kl_coef

@@ -42,11 +42,13 @@ def token_logprobs_and_entropy(
     rows, vocabulary = hidden.shape[0], lm_head_weight.shape[0]
     if hidden.dim() != 2 or targets.shape != (rows,) or hidden.shape[1] != lm_head_weight.shape[1]:
         shapes = [tuple(t.shape) for t in (hidden, lm_head_weight, targets)]
-        raise InputError(f"hidden [K, H], lm_head_weight [V, H] and targets [K] do not fit together: {shapes}")
+        raise InputError(
+            f"hidden [K, H], lm_head_weight [V, H] and targets [K] do not fit together: {shapes}", key="targets"
+        )
     if not temperature > 0:
-        raise InputError(f"the temperature must be positive, not {temperature}")
+        raise InputError(f"the temperature must be positive, not {temperature}", key="temperature")
     if targets.device.type == "cpu" and rows and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
-        raise InputError(f"a target token lies outside the vocabulary of {vocabulary}")
+        raise InputError(f"a target token lies outside the vocabulary of {vocabulary}", key="targets")
     if chunk is None:
         chunk = max(SLICE_ELEMENTS.get(hidden.device.type, 2**24) // max(rows, 1), 256)
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(

@@ -209,7 +209,7 @@ class Objective:
         """The inputs with kl_coef * KL(old || reference) subtracted from the rewards, and the KL's metrics."""
         old, reference = inputs.get("old_logprobs"), inputs.get("ref_logprobs")
         if old is None or reference is None:
-            raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs")
+            raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs", key="ref_logprobs")
         kl = self.kl_penalty_fn(old, reference, mask, old, **self.kl_penalty_args)
         coefficient, metrics = self.kl_penalty.kl_coef, {"kl_coef": self.kl_penalty.kl_coef}
         if mask.any():
@@ -305,7 +305,7 @@ class Objective:
     ) -> Tensor:  # fmt: skip
         """This micro-batch's term of the aggregated KL, without coefficient."""
         if reference is None:
-            raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs")
+            raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs", key="ref_logprobs")
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
         value = (weights.kl * tokens).sum()
         accumulator.total("kl_loss", value)

@@ -41,20 +41,23 @@ def require_finite(mask_BT: Tensor, **tensors: Tensor | None) -> None:
         if values is None:
             continue
         if values.shape != mask_BT.shape:
-            raise InputError(f"{name} has shape {tuple(values.shape)}, but the mask has {tuple(mask_BT.shape)}")
+            raise InputError(
+                f"{name} has shape {tuple(values.shape)}, but the mask has {tuple(mask_BT.shape)}", key=name
+            )
         bad = ~torch.isfinite(values) & mask_BT
         if bool(bad.any()):
             row, position = (int(i) for i in bad.nonzero()[0])
             raise InputError(
                 f"{name} is {float(values[row, position].detach())} at row {row}, token {position}"
-                f" ({int(bad.sum())} such tokens); a loss over it would turn every weight to NaN"
+                f" ({int(bad.sum())} such tokens); a loss over it would turn every weight to NaN",
+                key=name,
             )
 
 
 def as_mask(mask: Tensor) -> Tensor:
     """The mask as bool; raises InputError unless it has two dimensions."""
     if mask.dim() != 2:
-        raise InputError(f"a mask is [B, T], this one has shape {tuple(mask.shape)}")
+        raise InputError(f"a mask is [B, T], this one has shape {tuple(mask.shape)}", key="mask")
     return mask if mask.dtype == torch.bool else mask != 0
 
 

@@ -20,7 +20,7 @@ def value_tokens(
     OpenAI's PPO2); all `[B, T]`. Without `old_values` nothing is clipped. Aggregated like policy losses.
     """
     if cliprange_value <= 0:
-        raise InputError(f"cliprange_value must be positive, not {cliprange_value}")
+        raise InputError(f"cliprange_value must be positive, not {cliprange_value}", key="cliprange_value")
     values, returns = clean(values, mask), clean(returns, mask)
     old = values.detach() if old_values is None else clean(old_values, mask)
     limited = old + (values - old).clamp(-cliprange_value, cliprange_value)

@@ -82,10 +82,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})") from error
+        raise DataError(
+            f"{folder} holds no LoRA adapter: {CONFIG} cannot be read ({error})", key=str(folder)
+        ) from error
     if more := [key for key, values in PLAIN.items() if config.get(key, values[0]) not in values]:
         raise DataError(
-            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}"
+            f"the adapter in {folder} is more than LoRA's matrices A and B with one scale: {', '.join(more)}",
+            key=more[0],
         )
     return config
 
@@ -165,7 +168,10 @@ def merge(
             tensor = merged_weight(tensor, adapter[module + A], adapter[module + B], scale)
         yield name, tensor
     if missing:
-        raise DataError(f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?")
+        raise DataError(
+            f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?",
+            key=min(missing),
+        )
 
 
 def linear_names(lm: Any) -> list[str]:

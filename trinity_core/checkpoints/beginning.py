@@ -20,23 +20,23 @@ STATE = "trainer_state.json"
 """The file of a checkpoint that holds the trainer's state other than tensors."""
 OTHER_ROWS = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
-    "store: it would be trained on as if this model had. To go on, give the model that it began with; to start from "
+    "store: it would be trained on as if this model had. To continue, give the model that it began with; to start from "
     "another, give the run another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_ADAPTER = (
     "model.lora_configs[0].path is {now}, but the run in {folder} began with another adapter or with none, which "
-    "sampled what waits in its store: it would be trained on as if this one had. To go on, give the adapter that it "
+    "sampled what waits in its store: it would be trained on as if this one had. To continue, give the adapter that it "
     "began with; to start from another, give the run another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_REFERENCE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
-    "another model from here on. To go on, give the model that it began with; for another reference, give the run "
+    "another model from here on. To continue, give the model that it began with; for another reference, give the run "
     "another `name`, or set `continue_from_checkpoint: false`"
 )
 OTHER_BASE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
-    "that model. To go on, give the model that it began with; for an adapter of another, give the run another `name`, "
-    "or set `continue_from_checkpoint: false`"
+    "that model. To continue, give the model that it began with; for an adapter of another, give the run "
+    "another `name`, or set `continue_from_checkpoint: false`"
 )
 
 
@@ -87,7 +87,9 @@ def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str)
 def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base: bool) -> None:
     """Raise TrinityError: a run that `began` otherwise cannot take this model as its reference; with `is_base`, as the
     base of its adapter."""
-    raise TrinityError(_refusal(OTHER_BASE if is_base else OTHER_REFERENCE, began, model_path, job_dir))
+    raise TrinityError(
+        _refusal(OTHER_BASE if is_base else OTHER_REFERENCE, began, model_path, job_dir), key="model.model_path"
+    )
 
 
 def begin_from(
@@ -100,9 +102,9 @@ def begin_from(
     layout, present = as_layout(job_dir), Beginning.of(model_path, adapter_path)
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
     if noted is not None and has_rows and noted.differs(present):
-        raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root))
+        raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root), key="model.model_path")
     if noted is not None and has_rows and noted.adapter != present.adapter:
-        raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root))
+        raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root), key="model.lora_configs[0].path")
     if noted != present:
         write_json(layout.beginning, asdict(present))
 

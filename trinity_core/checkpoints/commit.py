@@ -58,8 +58,8 @@ def digest(path: Path) -> str:
 
 def files_of(folder: Path) -> list[Path]:
     """Relative paths of the files below `folder` that the manifest lists, sorted."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if name != Path(MANIFEST) and "huggingface" not in name.parts)
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != Path(MANIFEST) and "huggingface" not in name.parts)
 
 
 def entry_of(path: Path) -> Entry:
@@ -104,9 +104,9 @@ def damage(folder: Path, deep: bool = True) -> str | None:
         return f"its {MANIFEST} cannot be read ({error!r})"
     try:
         for path, size, _ in listed:
-            found = _when_readable(path, Path.stat, seconds).st_size
-            if found != size:
-                return f"{path.relative_to(folder)} has {found} bytes instead of {size}"
+            actual = _when_readable(path, Path.stat, seconds).st_size
+            if actual != size:
+                return f"{path.relative_to(folder)} has {actual} bytes instead of {size}"
         return _changed(folder, listed) if deep else None
     except MISSING as error:
         return f"a file is missing: {error.filename}"
@@ -115,8 +115,8 @@ def damage(folder: Path, deep: bool = True) -> str | None:
 def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | None:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(lambda entry: _when_readable(entry[0], digest, READ_SECONDS), listed))
-    for (path, _, expected), found in zip(listed, digests, strict=True):
-        if found != expected:
+    for (path, _, expected), actual in zip(listed, digests, strict=True):
+        if actual != expected:
             return f"{path.relative_to(folder)} has changed since it was written"
     return None
 
@@ -136,7 +136,7 @@ def _when_readable(path: Path, read: Callable[[Path], T], seconds: float) -> T:
         raise
     except OSError as error:
         raise TransientFault(
-            f"{path} cannot be read ({error}), so nobody knows whether its checkpoint is whole. Make it readable; to "
+            f"{path} cannot be read ({error}), so it is unknown whether its checkpoint is whole. Make it readable; to "
             "resume from the checkpoint before it, remove its checkpoint's folder"
         ) from error
 

@@ -73,15 +73,15 @@ def find_steps(path: Path) -> list[Path]:
         if step_of(folder) is not None and folder.is_dir():
             return [folder]
     if not path.is_dir():
-        raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>")
-    found = [
+        raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>", key=str(path))
+    folders = [
         folder for folder in path.rglob("global_step_*")
         if step_of(folder) is not None and folder.is_dir()
         and not any(part.startswith(".") for part in folder.relative_to(path).parts)
     ]  # fmt: skip
-    if not found:
-        raise DataError(f"there is no global_step_<number> folder in {path}")
-    return sorted(found, key=lambda folder: (folder.parent, step_of(folder)))
+    if not folders:
+        raise DataError(f"there is no global_step_<number> folder in {path}", key=str(path))
+    return sorted(folders, key=lambda folder: (folder.parent, step_of(folder)))
 
 
 def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool = False) -> Path:
@@ -167,13 +167,15 @@ def _has_model(actor: Path) -> bool:
     return bool(list(actor.glob("model_world_size_*_rank_*.pt"))) or megatron.find(actor) is not None
 
 
-def _config(target: Path, base: Path | None, given: Path | None) -> dict[str, Any]:
+def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[str, Any]:
     for folder in (target, base):
         if folder is not None and (folder / "config.json").is_file():
             config: dict[str, Any] = json.loads((folder / "config.json").read_text())
             return config
-    hint = f"; {given} holds none either" if given is not None else ""
-    raise DataError(f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}")
+    hint = f"; {base_config} holds none either" if base_config is not None else ""
+    raise DataError(
+        f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}", key="--base-model-dir"
+    )
 
 
 def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -18,7 +18,8 @@ def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
     if not merge and (began := other_beginning(config.job_dir, step, config.model.model_path)) is not None:
         raise TrinityError(
             f"the checkpoint of step {step} in {config.job_dir} belongs to {began.model} as it was when the run began; "
-            f"model.model_path is {config.model.model_path}: give the model that it began with"
+            f"model.model_path is {config.model.model_path}: give the model that it began with",
+            key="model.model_path",
         )
     return convert(config.job_dir / f"global_step_{step}", Path(config.model.model_path), merge)
 
@@ -37,7 +38,7 @@ def weights_digest(folder: Path) -> str:
         files = [opened.enter_context(safe_open(file, framework="pt")) for file in folder.glob("*.safetensors")]
         homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
         if not homes:
-            raise TrinityError(f"{folder} holds no weights: there is no tensor in a .safetensors file")
+            raise TrinityError(f"{folder} holds no weights: there is no tensor in a .safetensors file", key=str(folder))
         digest = hashlib.sha256()
         for name, file in sorted(homes.items(), key=lambda item: item[0]):
             stored = file.get_slice(name)

@@ -104,15 +104,15 @@ def to_huggingface(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> 
     Raises `DataError` for an unknown name.
     """
     converted: dict[str, torch.Tensor] = {}
-    for given, tensor in tensors.items():
-        name = PREFIX.sub("", given)
+    for megatron_name, tensor in tensors.items():
+        name = PREFIX.sub("", megatron_name)
         if name in PLAIN:
             padded = name != "decoder.final_layernorm.weight"  # vocabularies are padded for tensor parallelism
             converted[PLAIN[name]] = tensor[: config["vocab_size"]].clone() if padded else tensor
             continue
         match = LAYER_NAME.fullmatch(name)
         if match is None:
-            raise DataError(f"the Megatron tensor {given} has no counterpart in a dense Hugging Face model")
+            raise DataError(f"the Megatron tensor {megatron_name} has no counterpart in a dense Hugging Face model")
         layers = enumerate(tensor) if match[1] is None else [(int(match[1]), tensor)]
         for index, value in layers:
             for part, piece in _layer_parts(match[2], value, config):

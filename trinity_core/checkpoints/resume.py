@@ -49,8 +49,8 @@ def abandon_after(job_dir: JobLayout | Path | str, step: int) -> None:
     for later in layout.steps():
         mark = layout.step(later) / ABANDONED
         if later > step and _is_meant_as_checkpoint(layout, later) and not mark.exists():
-            write_atomically(mark, f"The run went back to step {step} and goes on from there.\n".encode())
-            log.warning("the checkpoint %s is abandoned: the run goes on from step %d", mark.parent, step)
+            write_atomically(mark, f"The run went back to step {step} and continues from there.\n".encode())
+            log.warning("the checkpoint %s is abandoned: the run continues from step %d", mark.parent, step)
 
 
 def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:

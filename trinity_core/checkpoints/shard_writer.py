@@ -1,4 +1,4 @@
-"""Writes the files of a trainer's checkpoints, in a process of its own from memory that both have mapped.
+"""Writes the files of a trainer's checkpoints, in a separate process, from memory that both have mapped.
 
 The process leaves the cores to the trainer, needs no interpreter lock of the trainer's, and gives no checkpoint its
 name: that is done by the trainer, which holds the run's lock.
@@ -75,7 +75,7 @@ class ShardWriter:
 
 
 class ShardProcess(ShardWriter):
-    """The same in a process of its own. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
+    """The same in a separate process. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -96,7 +96,7 @@ def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str
 
 
 def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as parts of the memory, each with a storage of its own: `torch.save` writes whole storages."""
+    """The tensors as parts of the memory, each with its own storage: `torch.save` writes whole storages."""
     import torch
 
     memory: Any = None

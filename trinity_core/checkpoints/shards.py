@@ -26,15 +26,15 @@ SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 def shard_files(actor: Path) -> list[Path]:
     """The model's shard files in order of rank, possibly none. Raises `DataError` if one is missing."""
-    found: dict[int, dict[int, Path]] = {}
+    by_world: dict[int, dict[int, Path]] = {}
     for path in actor.glob("model_world_size_*_rank_*.pt"):
         if match := SHARD_FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[int(match[2])] = path
-    if not found:
+            by_world.setdefault(int(match[1]), {})[int(match[2])] = path
+    if not by_world:
         return []
-    if len(found) > 1:
-        raise DataError(f"{actor} holds shards of different world sizes ({sorted(found)}): remove the wrong ones")
-    ((world, by_rank),) = found.items()
+    if len(by_world) > 1:
+        raise DataError(f"{actor} holds shards of different world sizes ({sorted(by_world)}): remove the wrong ones")
+    ((world, by_rank),) = by_world.items()
     missing = sorted(set(range(world)) - set(by_rank))
     if missing:
         raise DataError(f"{actor} lacks the model shards of ranks {missing} of {world}")

@@ -66,7 +66,7 @@ class ModelWrapper:
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """One Experience for each answer since the record was last cleared.
 
-        Each answer that goes on from the one before it is the next step of a rollout.
+        An answer that continues the one before it is the next step of its rollout.
         """
         taken = list(self.history)
         for earlier, later in itertools.pairwise(taken):
@@ -89,7 +89,7 @@ class ModelWrapper:
         return len(self._encoded(self.model.render([*map(dict, messages)], chat_template=self.chat_template)))
 
     async def _chat(self, messages: Messages, n: int = 1, tools: Any = None, **options: Any) -> list[Experience]:
-        """`n` answers to a conversation. One that goes on from a recorded answer goes on from its tokens."""
+        """`n` answers to a conversation. A conversation that continues a recorded answer continues its tokens."""
         conversation = [dict(message) for message in messages]
         if conversation[-1]["role"] == "assistant":  # the first words of the answer
             begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)

@@ -74,7 +74,7 @@ class Workflow:
 
     can_reset: ClassVar[bool] = False
     can_repeat: ClassVar[bool] = False
-    """One object makes all runs of a task, else each run has an object of its own."""
+    """One object makes all runs of a task, else each run has its own object."""
     is_async: ClassVar[bool] = False
     arguments: ClassVar[Any] = None
     asks_models: ClassVar[bool] = False
@@ -214,7 +214,7 @@ class StepWiseRewardWorkflow(Workflow):
 
     max_step_num: Any = None
     each_step: ClassVar[bool] = True
-    """Whether each step has a reward of its own."""
+    """Whether each step has its own reward."""
 
     def __init__(
         self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None, use_openai_client: bool = True
@@ -274,7 +274,7 @@ class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
 
 
 class PlayedWorkflow(OurWorkflow):
-    """Plays a class: its objects run in threads of their own, so that what blocks there holds up nobody."""
+    """Plays a class: its objects run in threads of their own, so that a blocking call holds up no other rollout."""
 
     kind: type[Workflow] = Workflow
 

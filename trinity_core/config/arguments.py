@@ -142,6 +142,6 @@ def _validate(model: type[BaseModel], values: dict[str, Any], key: str, report: 
 
 
 def _section(kind: Any) -> type[BaseModel] | None:
-    """The model of an argument that is a section of its own."""
+    """The model of an argument that is a section itself."""
     options = [option for option in (kind, *get_args(kind)) if isinstance(option, type)]
     return next((option for option in options if issubclass(option, BaseModel)), None)

@@ -75,7 +75,7 @@ def faults(args: Mapping[str, Any], own: Mapping[str, Any], on_cpu: bool) -> Ite
     for name, value in args.items():
         known = SAFE.get(name)
         if name in own or name in OWN:
-            yield name, "conflict", f"has a key of its own: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
+            yield name, "conflict", f"has its own key: {OWN.get(name, f'explorer.rollout_model.{name}')}.", ""
         elif name in REASONS:
             yield name, "unsupported-key", f"cannot be given: {REASONS[name]}", ""
         elif known is None:
@@ -107,7 +107,9 @@ def _no_ngram(value: Mapping[str, Any]) -> str:
             "must have `method: ngram`: a draft model would keep the weights it began with, and guess worse and worse."
         )
     wrong = [
-        name for name, given in value.items() if name != "method" and (name not in NGRAM or type(given) is not int)
+        name
+        for name, argument in value.items()
+        if name != "method" and (name not in NGRAM or type(argument) is not int)
     ]
     if wrong or "num_speculative_tokens" not in value:
         return f"needs num_speculative_tokens, and may have {' and '.join(NGRAM[1:])}: whole numbers, and nothing else."

@@ -90,8 +90,8 @@ def type_of(annotation: Any) -> Type:
     extras: tuple[Any, ...] = ()
     while True:
         if get_origin(plain) is Annotated:
-            plain, *found = get_args(plain)
-            extras = (*found, *extras)
+            plain, *metadata = get_args(plain)
+            extras = (*metadata, *extras)
         elif get_origin(plain) in (types.UnionType, Union):
             (plain,) = (option for option in get_args(plain) if option is not type(None))
             optional = True
@@ -139,7 +139,7 @@ _KINDS: dict[Any, Kind] = {
 
 @dataclass(frozen=True)
 class Setting(Type):
-    """One key of a section. Null is a value of its own where it is `optional`."""
+    """One key of a section. Null is a separate value where it is `optional`."""
 
     name: str
     doc: str
@@ -169,10 +169,10 @@ def settings(cls: type[BaseModel]) -> list[Setting]:
 def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """Every section with its key, from the outermost inwards."""
     yield key, cls
-    for name, found in types_of(cls).items():
-        if found.section is not None:
-            entry = "" if found.entry is None else ".NAME" if get_origin(found.plain) is dict else "[i]"
-            yield from sections(found.section, (f"{key}.{name}" if key else name) + entry)
+    for name, kind in types_of(cls).items():
+        if kind.section is not None:
+            entry = "" if kind.entry is None else ".NAME" if get_origin(kind.plain) is dict else "[i]"
+            yield from sections(kind.section, (f"{key}.{name}" if key else name) + entry)
 
 
 def setting_at(key: str) -> Setting:
@@ -190,12 +190,12 @@ def homes_of(name: str) -> tuple[str, ...]:
 
 
 def _setting(cls: type[BaseModel], name: str) -> Setting:
-    found, field = types_of(cls)[name], cls.model_fields[name]
+    kind, field = types_of(cls)[name], cls.model_fields[name]
     doc = field.description or ""
     default = None if field.default is PydanticUndefined else field.default
-    core = get_origin(found.plain) or found.plain
+    core = get_origin(kind.plain) or kind.plain
     return Setting(
-        **vars(found),
+        **vars(kind),
         name=name,
         doc=" ".join(doc.split()),
         kind=_KINDS.get(core, "object"),

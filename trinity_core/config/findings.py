@@ -92,10 +92,10 @@ class Finding:
 
 
 class ConfigError(TrinityError):
-    """A configuration cannot be used; `problems` lists every reason found."""
+    """A configuration cannot be used; `problems` lists every reason, and `key` is the key of the first."""
 
     def __init__(self, problems: Sequence[Finding]) -> None:
-        super().__init__(list(problems))
+        super().__init__(list(problems), key=problems[0].key if problems else "")
         self.problems = list(problems)
 
     def __str__(self) -> str:

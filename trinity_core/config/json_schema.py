@@ -79,14 +79,14 @@ def json_schema() -> Schema:
     return {"$schema": DIALECT, "title": "Trinity Flows configuration", **whole, "$defs": defs}
 
 
-def _section(cls: type[BaseModel], schema: Schema, found: dict[str, Schema]) -> Schema:
+def _section(cls: type[BaseModel], schema: Schema, definitions: dict[str, Schema]) -> Schema:
     return {
         "type": "object",
         "description": schema["description"],
         "properties": {
             **{setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)},
             **{
-                name: {**_spelled(native, found), "deprecated": True, "description": text}
+                name: {**_spelled(native, definitions), "deprecated": True, "description": text}
                 for name, text, native in accepted_keys(cls)
             },
         },
@@ -95,13 +95,13 @@ def _section(cls: type[BaseModel], schema: Schema, found: dict[str, Schema]) -> 
     }
 
 
-def _spelled(native: str, found: dict[str, Schema]) -> Schema:
+def _spelled(native: str, definitions: dict[str, Schema]) -> Schema:
     """What may be written for another spelling of a key here: anything, unless `native` is a setting."""
     section, _, name = native.rpartition(".")
     cls = dict(sections()).get(section)
     if cls is None or name not in cls.model_fields:
         return {}
-    value = {key: each for key, each in found[cls.__name__]["properties"][name].items() if key not in ABOUT}
+    value = {key: part for key, part in definitions[cls.__name__]["properties"][name].items() if key not in ABOUT}
     return _options([_written(value), NULL])
 
 
@@ -109,13 +109,13 @@ def _conditions(cls: type[BaseModel]) -> Iterator[Schema]:
     """For each built-in name of the settings in `NAMED`: if it is given, its arguments are those of its model."""
     for name, args, key in NAMED[cls]:
         registry = registry_of(key)
-        for each in registry:
-            model = registry.arguments(registry[each], each)
+        for known in registry:
+            model = registry.arguments(registry[known], known)
             if model is not None and (model.model_fields or model.model_config.get("extra") != "allow"):
                 schema = _inlined(model.model_json_schema(schema_generator=_Generate))
                 if name in SHARED:
                     schema.pop("additionalProperties", None)
-                condition = {"anyOf": [_named(name, each), *_implied(cls, name, each)]}
+                condition = {"anyOf": [_named(name, known), *_implied(cls, name, known)]}
                 yield {"if": condition, "then": {"properties": {args: _arguments(schema)}}}
 
 
@@ -127,20 +127,20 @@ def _implied(cls: type[BaseModel], name: str, value: str) -> Iterator[Schema]:
     """The part is left out beside an `algorithm_type` that stands for this one. Without that key nothing follows: a
     stage has the type of what is above it."""
     if cls is AlgorithmConfig:
-        types = [each for each, known in ALGORITHMS.items() if vars(known)[name] == value]
+        types = [algorithm for algorithm, known in ALGORITHMS.items() if vars(known)[name] == value]
         yield {"properties": {name: {"const": None}, "algorithm_type": {"enum": types}}, "required": ["algorithm_type"]}
 
 
 def _arguments(schema: Schema) -> Schema:
     """The section of a part's arguments as it may be written."""
-    properties = {name: _argument(each) for name, each in schema.get("properties", {}).items()}
+    properties = {name: _argument(argument) for name, argument in schema.get("properties", {}).items()}
     forbids = {"additionalProperties": False} if schema.get("additionalProperties") is False else {}
     return _options([{"type": "object", "properties": properties, **forbids}, ANY, NULL])
 
 
 def _argument(schema: Schema) -> Schema:
     about = {name: schema[name] for name in ABOUT if name in schema}
-    if section := next((each for each in schema.get("anyOf", []) if "properties" in each), None):
+    if section := next((option for option in schema.get("anyOf", []) if "properties" in option), None):
         return {**_arguments(section), **about}
     return {**_written({name: value for name, value in schema.items() if name not in ABOUT}), **about}
 
@@ -151,11 +151,11 @@ def _inlined(schema: Schema) -> Schema:
 
     def put_in(value: Any) -> Any:
         if isinstance(value, list):
-            return [put_in(each) for each in value]
+            return [put_in(item) for item in value]
         if not isinstance(value, dict):
             return value
         section = defs.get(str(value.get("$ref", "")).rpartition("/")[2])
-        return put_in(section) if section else {name: put_in(each) for name, each in value.items()}
+        return put_in(section) if section else {name: put_in(item) for name, item in value.items()}
 
     inlined: Schema = put_in(schema)
     return inlined
@@ -167,7 +167,7 @@ def text() -> str:
 
 
 def _property(setting: Setting, schema: Schema) -> Schema:
-    """One key: what may be written there, and what is said about it."""
+    """One key: its allowed values and its description."""
     about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
     if setting.section is None or setting.entry is not None:
         about["default"] = setting.default
@@ -180,7 +180,7 @@ def _written(schema: Schema) -> Schema:
     """The schema of what may be written for a value."""
     schema = {STANDARD.get(name, name): value for name, value in schema.items() if name != "title"}
     if "anyOf" in schema:
-        return _options([_written(each) for each in schema["anyOf"]], schema.get("unit"))
+        return _options([_written(option) for option in schema["anyOf"]], schema.get("unit"))
     kind = schema.get("type")
     inner: Schema
     if "enum" in schema or kind in ("integer", "number", "boolean"):
@@ -190,7 +190,7 @@ def _written(schema: Schema) -> Schema:
     if kind == "array":
         inner = {"items": _written(schema["items"])} if "items" in schema else {}
         if "prefixItems" in schema:
-            inner["prefixItems"] = [_written(each) for each in schema["prefixItems"]]
+            inner["prefixItems"] = [_written(item) for item in schema["prefixItems"]]
         return _options([schema | inner, ANY, *([] if "prefixItems" in schema else [NULL])])
     if kind == "object":
         values = schema.get("additionalProperties")
@@ -203,5 +203,5 @@ def _options(schemas: list[Schema], unit: str | None = None) -> Schema:
     """Any of these, each once, those within them included."""
     flat: list[Schema] = []
     for schema in schemas:
-        flat += [each for each in schema.get("anyOf", [schema]) if each not in flat]
+        flat += [option for option in schema.get("anyOf", [schema]) if option not in flat]
     return {"anyOf": flat, **({"unit": unit} if unit else {})}

@@ -222,7 +222,7 @@ def interpolate(source: YamlSource, defaults: Callable[[], Tree], report: Report
 
     result: Tree = replaced(above, stage)
     if stages:
-        result["stages"] = [replaced(each, index, f"stages[{index}]") for index, each in enumerate(stages)]
+        result["stages"] = [replaced(stage, index, f"stages[{index}]") for index, stage in enumerate(stages)]
     return result
 
 

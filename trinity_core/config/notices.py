@@ -8,7 +8,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
 from trinity_core.config.paths import PIPELINE, is_backup, uses_pipeline
-from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
+from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT, chooses_every_rollout
 from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
@@ -128,7 +128,7 @@ def _unserved(config: Config) -> dict[str, bool]:
     explorer = config.explorer
     keys: dict[str, bool] = {}
     models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{place}]": each for place, each in enumerate(explorer.auxiliary_models)}
+    models |= {f"explorer.auxiliary_models[{place}]": model for place, model in enumerate(explorer.auxiliary_models)}
     for key, model in models.items():
         calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
         unserved = {
@@ -144,14 +144,14 @@ def _unserved(config: Config) -> dict[str, bool]:
 
 
 def _orders(config: Config) -> dict[str, bool]:
-    """Keys that order or mix tasks where there is nothing to order or mix."""
+    """Keys that order or mix tasks in a run without task sets to order or mix."""
     training, evals = training_tasksets(config), eval_tasksets(config)
     explores = config.mode in ("both", "explore", "train")
     selected = evals + ([] if explores else training)
     mixed = [*evals, *(training if len(training) == 1 or not explores else [])]
-    return {f"{key}.task_selector": each.task_selector != TaskSelectorConfig() for key, each in selected} | {
-        f"{key}.{'weight_by_step' if each.weight_by_step else 'weight'}": each.weight_points is not None
-        for key, each in mixed
+    return {f"{key}.task_selector": taskset.task_selector != TaskSelectorConfig() for key, taskset in selected} | {
+        f"{key}.{'weight_by_step' if taskset.weight_by_step else 'weight'}": taskset.weight_points is not None
+        for key, taskset in mixed
     }
 
 
@@ -240,35 +240,23 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """Trinity-RFT's `math_workflow` prompts and scores differently; naming its reward function silences the notice."""
-    names = ("math_workflow", "async_math_workflow")
-    if config.mode not in ("both", "explore") or not any(name in _named(config.written("buffer")) for name in names):
-        return
-    plain = [
+    """`math_workflow` without a reward does as Trinity-RFT's; naming either silences the notice."""
+    thinking = [
         key
-        for key, each in training_tasksets(config)
-        if each.default_workflow_type in names
-        and each.default_reward_fn_type is None
-        and not (each.format.system_prompt or each.format.system_prompt_key or each.workflow_args.get("with_think"))
+        for key, taskset in training_tasksets(config)
+        if taskset.default_workflow_type in THINKING_WORKFLOWS
+        and taskset.default_reward_fn_type is None
+        and taskset.workflow_args.get("with_think")
+        and not config.written(f"{key}.workflow_args.with_think")
     ]
-    if not plain:
+    if config.mode not in ("both", "explore") or not thinking:
         return
     message = (
-        f"{', '.join(plain)}: math_workflow asks the question alone and scores the final answer alone. Trinity-RFT's "
-        "adds a system prompt that asks for <think> and <answer>, and 0.1 for that form, else -0.1; for this write "
-        "workflow_args.with_think: true; default_reward_fn_type: math_reward goes without, and without this notice."
+        f"{', '.join(thinking)}: without a reward function, math_workflow does as Trinity-RFT's: unless the task has a "
+        "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
+        "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
     )
-    yield _notice(f"{plain[0]}.default_workflow_type", "info", message)
-
-
-def _named(tree: object) -> set[str]:
-    """The workflows that a section of the file names."""
-    if isinstance(tree, list):
-        return set().union(*map(_named, tree)) if tree else set()
-    if not isinstance(tree, dict):
-        return set()
-    own = tree.get("default_workflow_type")
-    return {str(own)}.union(*map(_named, tree.values()))
+    yield _notice(f"{thinking[0]}.workflow_args", "info", message)
 
 
 def _mixed(config: Config) -> Iterator[Finding]:

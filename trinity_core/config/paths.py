@@ -55,12 +55,12 @@ def api_address_file(config: Config) -> Path:
     return config.job_dir / f"openai_api-{config.explorer.name}.json"
 
 
-def _lines_file(config: Config, given: str | None, kind: str) -> Path:
+def _lines_file(config: Config, configured: str | None, kind: str) -> Path:
     """The file of an explorer that is given as a path or as a folder, or not at all."""
     name = f"{quote(config.explorer.name, safe='')}.jsonl"
-    if not given:
+    if not configured:
         return config.job_dir / "buffer" / f"{kind}-{name}"
-    path = expanded(given).absolute()
+    path = expanded(configured).absolute()
     return path if path.suffix in BACKUPS else path / name
 
 
@@ -73,7 +73,8 @@ def database_url(path: str | None, folder: Path) -> str:
     if not path:
         return f"sqlite:///{folder / DEFAULT_DATABASE}"
     if wrong := no_database(path):
-        raise TrinityError(f"buffer.trainer_input.experience_buffer.path {wrong}")
+        key = "buffer.trainer_input.experience_buffer.path"
+        raise TrinityError(f"{key} {wrong}", key=key)
     if _scheme(path) not in ("", "sqlite"):
         return path
     return f"sqlite:///{folder / expanded(path.removeprefix('sqlite:///') or DEFAULT_DATABASE)}"
@@ -134,8 +135,8 @@ def reads_output(config: Config, taskset: TasksetConfig) -> bool:
         return False
     explorer_input = config.buffer.explorer_input
     if any(
-        not each.path and each.storage_type != "queue"
-        for each in (*explorer_input.tasksets, *explorer_input.eval_tasksets)
+        not taskset.path and taskset.storage_type != "queue"
+        for taskset in (*explorer_input.tasksets, *explorer_input.eval_tasksets)
     ):
         return not taskset.path
     return taskset in explorer_input.tasksets and not other_paths(config, taskset)
@@ -163,8 +164,8 @@ def curated_folder(config: Config) -> str | None:
     """The output that the run's task sets read, by which its name, the fingerprint, is known; None if none does."""
     if config.data_processor.task_pipeline is None:
         return None
-    given, root = config.buffer.explorer_input, output_root(config)
-    paths = (each.path for each in (*given.tasksets, *given.eval_tasksets))
+    tasks, root = config.buffer.explorer_input, output_root(config)
+    paths = (taskset.path for taskset in (*tasks.tasksets, *tasks.eval_tasksets))
     return next((path for path in paths if path and Path(path).parent == root), None)
 
 

@@ -18,6 +18,8 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 """Between the words of `apiKey` and `X-Api-Key`."""
 _URL_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|secret|password)=)[^&#\s]+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):\S+(?=@)")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+"""The name of a variable, as `api_key_env` has it; a key that was put there by mistake is another text."""
 _ENVIRONMENT, _ARGUMENTS = "env_vars", "workflow_args"
 """The names in an environment are the user's own, and say nothing of what is secret: every value of it is."""
 
@@ -36,7 +38,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
         environment = {"env": without_secrets(value["env"], _ENVIRONMENT)} if "env" in value else {}
         return _without_secrets(value) | names | environment
     if value and _SECRET_KEY.search(_WORD.sub("_", key).lower()):
-        return MASK
+        return value if key.endswith("_env") and _VARIABLE.fullmatch(str(value)) else MASK
     if isinstance(value, dict):
         return {name: part and MASK for name, part in value.items()} if key == _ENVIRONMENT else _without_secrets(value)
     if isinstance(value, list | tuple):

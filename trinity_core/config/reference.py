@@ -70,7 +70,7 @@ database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.pat
 above it key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole, except by an override of one
 key within them, which starts from what the stage inherits. A stage with another
 `algorithm_type` inherits only the optimizer from `algorithm`, and a stage that says how long it trains (`total_steps`,
-`total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own
+`total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has its own folder
 beside those of the other stages.
 
 **Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.
@@ -164,16 +164,16 @@ def listing(below: str = "") -> str:
 
     Raises TrinityError if there is no such key.
     """
-    found = [
+    rows = [
         (key, text)
         for key, text in _listed()
         if not below or key == below or key.startswith((f"{below}.", f"{below}["))
     ]
-    if not found:
+    if not rows:
         known = [key for key, _ in sections()] + [key for key, _ in _listed()]
         meant = closest(below, known)
         raise TrinityError(f"There is no setting '{below}'.{f' Did you mean {meant!r}?' if meant else ''}")
-    return "\n".join(text for _, text in found)
+    return "\n".join(text for _, text in rows)
 
 
 def _listed() -> Iterator[tuple[str, str]]:

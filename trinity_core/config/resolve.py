@@ -30,7 +30,8 @@ from trinity_core.config.types import FrozenDict
 from trinity_core.files import expanded
 from trinity_core.registry import registry_of
 
-DEFAULT_WORKFLOW = "math_workflow"
+DEFAULT_WORKFLOW, DEFAULT_REWARD = "math_workflow", "math_reward"
+THINKING_WORKFLOWS = ("math_workflow", "async_math_workflow")
 CALLS = {"tools_key": "tools", "response_key": "answer"}
 CONVERSATION = {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "raw_system"}
 PROMPT = {"prompt_type", "prompt_key", "messages_key"}
@@ -42,7 +43,7 @@ def resolve(config: Config) -> Config:
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
     steps = config.buffer.total_steps or config.trainer.total_steps
-    auxiliary = tuple(_auxiliary(each, model) for each in config.explorer.auxiliary_models)
+    auxiliary = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
             "checkpoint_root_dir": str(expanded(config.checkpoint_root_dir).absolute()),
@@ -189,7 +190,7 @@ def _drawn_by(algorithm: AlgorithmConfig) -> str:
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
     """One list of training task sets; in each task set the defaults of what surrounds it."""
     explorer_input = buffer.explorer_input
-    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type or DEFAULT_WORKFLOW
+    workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
     training = (
         explorer_input.tasksets
@@ -198,22 +199,21 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     )
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
+        scored = (_scored(taskset, workflow, reward) for taskset in tasksets)
         return tuple(
             taskset.model_copy(
                 update={
                     "name": taskset.name or (stem if index == 0 else f"{stem}_{index}"),
                     "repeat_times": taskset.repeat_times or repeat_times,
-                    "default_workflow_type": taskset.default_workflow_type or workflow,
-                    "default_reward_fn_type": taskset.default_reward_fn_type or reward,
                     "format": tool_call_rows(
-                        taskset.format, taskset.default_workflow_type or workflow, taskset.workflow_args
+                        taskset.format, taskset.default_workflow_type or "", taskset.workflow_args
                     ),
                     "rollout_args": _sampling(taskset.rollout_args, model),
                     "task_selector": taskset.data_selector or taskset.task_selector,
                     "data_selector": None,
                 }
             )
-            for index, taskset in enumerate(tasksets)
+            for index, taskset in enumerate(scored)
         )
 
     return explorer_input.model_copy(
@@ -223,6 +223,18 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
             "eval_tasksets": completed(explorer_input.eval_tasksets, "eval", 1),
         }
     )
+
+
+def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> TasksetConfig:
+    """With workflow and reward function. A named `math_workflow` without one does as Trinity-RFT's: it thinks."""
+    workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
+    args = taskset.workflow_args
+    if workflow is None:
+        workflow, reward = DEFAULT_WORKFLOW, reward or DEFAULT_REWARD
+    elif workflow in THINKING_WORKFLOWS and reward is None:
+        args = FrozenDict({"with_think": True, **args})
+    update = {"default_workflow_type": workflow, "default_reward_fn_type": reward, "workflow_args": args}
+    return taskset.model_copy(update=update)
 
 
 def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
@@ -236,7 +248,7 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
     )
 
 
-def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
+def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
     """Names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
@@ -245,10 +257,10 @@ def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> Tra
         return buffer.model_copy(update=update)
 
     storage_type = "file" if known and not known.uses_rollouts else "queue"
-    auxiliary = {name: stored(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
-    return given.model_copy(
+    auxiliary = {name: stored(buffer, name, "file") for name, buffer in trainer_input.auxiliary_buffers.items()}
+    return trainer_input.model_copy(
         update={
-            "experience_buffer": stored(given.experience_buffer, "experience_buffer", storage_type),
+            "experience_buffer": stored(trainer_input.experience_buffer, "experience_buffer", storage_type),
             "auxiliary_buffers": FrozenDict(auxiliary),
         }
     )

@@ -33,8 +33,8 @@ class SyncSchedule:
 
     def __post_init__(self) -> None:
         if self.interval < 1 or self.offset < 0:
-            given = f"{self.interval} and {self.offset}"
-            raise ValueError(f"sync_interval must be at least 1 and sync_offset at least 0, got {given}")
+            values = f"{self.interval} and {self.offset}"
+            raise ValueError(f"sync_interval must be at least 1 and sync_offset at least 0, got {values}")
 
     @classmethod
     def of(cls, config: Config) -> SyncSchedule:

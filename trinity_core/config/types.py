@@ -132,7 +132,7 @@ class Listed:
 
     @staticmethod
     def _joined(value: Any) -> Any:
-        is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str) for each in value)
+        is_list = isinstance(value, list | tuple) and bool(value) and all(isinstance(part, str) for part in value)
         paths = value if is_list else value.split(SEVERAL) if isinstance(value, str) else ()
         if len(paths) > 1 and not all(path.strip() for path in paths):
             raise PydanticCustomError("empty_entry", "must have no empty entry.")

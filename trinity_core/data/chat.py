@@ -98,7 +98,8 @@ class ChatEncoder:
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
             raise DataError(
-                "the model has no chat template; give one as model.custom_chat_template or chat_template_path"
+                "the model has no chat template; give one as model.custom_chat_template or chat_template_path",
+                key="model.custom_chat_template",
             )
         added = self.tokenizer.added_tokens_decoder
         special = {number for number, token in added.items() if token.special} | {self.tokenizer.eos_token_id}
@@ -215,11 +216,11 @@ class ChatEncoder:
                 texts.append(error)
         return texts
 
-    def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
+    def conversations(self, conversations: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
         """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
         results: list[EncodedConversation | DataError] = []
         rendered: list[tuple[str, list[tuple[int, int]]]] = []
-        for conversation in given:
+        for conversation in conversations:
             try:
                 rendered.append(self._answers(conversation))
             except DataError as error:
@@ -237,7 +238,8 @@ class ChatEncoder:
         if encodings is None:
             raise DataError(
                 "the model's tokenizer does not say which characters a token stands for, so answers cannot be located; "
-                "use a model folder with a tokenizer.json"
+                "use a model folder with a tokenizer.json",
+                key="tokenizer.json",
             )
         return encodings
 
@@ -275,7 +277,8 @@ class ChatEncoder:
             self._writes_tools = not self._writes_alike((_ASKED, [_TOOL]), (_ASKED, None))
         if not self._writes_tools and self._writes_alike((messages, tools), (messages, None)):
             raise DataError(
-                "the chat template leaves out tools; use a template that writes them, or no format.tools_key"
+                "the chat template leaves out tools; use a template that writes them, or no format.tools_key",
+                key="format.tools_key",
             )
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
@@ -290,7 +293,7 @@ class ChatEncoder:
             raise DataError("the chat template leaves out the text beside tool calls; use a template that writes it")
 
     def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
-        """Whether the template makes the same of two conversations; False if it refuses one."""
+        """True if the template renders two conversations alike; False if it refuses one."""
         try:
             one, other = (self.render(messages, tools) for messages, tools in conversations)
         except DataError:
@@ -354,7 +357,7 @@ class ChatEncoder:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The number of items or characters with which both begin."""
+    """Length of the common prefix, in items or characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -74,7 +74,8 @@ class Experience:
         length = len(self.tokens) - self.prompt_length
         if self.prompt_length < 1 or length < 1:
             raise DataError(
-                f"an experience needs a prompt and a response, not {self.prompt_length} and {length} tokens"
+                f"an experience needs a prompt and a response, not {self.prompt_length} and {length} tokens",
+                key="prompt_length",
             )
         self.action_mask = np.ascontiguousarray(self.action_mask, dtype=np.bool_)
         for name, dtype in _ARRAYS.items():
@@ -85,17 +86,23 @@ class Experience:
             self.temperature = np.ascontiguousarray(self.temperature, dtype=np.float32)
             if self.temperature.shape != (length,):
                 raise DataError(
-                    f"experience.temperature has shape {self.temperature.shape}, but the response has {length} tokens"
+                    f"experience.temperature has shape {self.temperature.shape}, but the response has {length} tokens",
+                    key="temperature",
                 )
         if self.temperature is not None and np.any(np.asarray(self.temperature) <= 0):
-            raise DataError("experience.temperature must be positive: the log-probs of greedy answers are those at 1")
+            raise DataError(
+                "experience.temperature must be positive: the log-probs of greedy answers are those at 1",
+                key="temperature",
+            )
         for name in ("action_mask", *_ARRAYS):
             value = getattr(self, name)
             if value is not None and value.shape != (length,):
-                raise DataError(f"experience.{name} has shape {value.shape}, but the response has {length} tokens")
+                raise DataError(
+                    f"experience.{name} has shape {value.shape}, but the response has {length} tokens", key=name
+                )
 
     def copied(self) -> Experience:
-        """Another one with arrays, metrics and info of its own. Its invariants hold already."""
+        """A deep copy of arrays, metrics and info, without a second check of the invariants."""
         other: Experience = object.__new__(Experience)
         for name in Experience.__slots__:
             value = getattr(self, name)
@@ -168,7 +175,7 @@ def as_json(value: Any) -> Json:
 
 
 def from_bytes(blob: bytes) -> list[Experience]:
-    """The inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
+    """Inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
     rows = scalars(blob)
     arrays: dict[str, np.ndarray] = load_arrays(blob)
     ends = dict.fromkeys(arrays, 0)

@@ -89,19 +89,21 @@ def first_rows(path: str, split: str, subset: str | None, storage: str, table: s
 
 def _located(path: str, split: str, subset: str | None, storage: str, table: str | None) -> Iterator[LocatedRow]:
     if not path:
-        raise DataError("a data set has no path; set it to a file, a folder or a hub name")
+        raise DataError("a data set has no path; set it to a file, a folder or a hub name", key="path")
     if storage == "sql":
         name = table_name(subset, table)
         yield from _numbered(f"{shown(path)} {name}", read_table(path, name))
         return
     if storage == "queue":
-        raise DataError(f"this data set is read from files or a database, not from a queue: {path}")
+        raise DataError(f"this data set is read from files or a database, not from a queue: {path}", key="storage_type")
     if is_local(path):
         for file in data_files(path, split, subset):
             yield from ((RowLocation(str(file), line), row) for line, row in read_lines(file))
     elif looks_local(path):
         absent = next(one for one in path.split(SEVERAL) if not is_local(one))
-        raise DataError(f"there is no file or folder {absent}; check the path and the folder the run was started in")
+        raise DataError(
+            f"there is no file or folder {absent}; check the path and the folder the run was started in", key=absent
+        )
     else:
         yield from _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
@@ -117,7 +119,7 @@ def data_files(path: str, split: str = "train", subset: str | None = None) -> li
         return find_files(local, split, subset)
     if is_pattern(path):
         return _matching(local)
-    raise DataError(f"there is no file or folder {path}; this needs a data set in local files")
+    raise DataError(f"there is no file or folder {path}; this needs a data set in local files", key=path)
 
 
 def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, Row | str]]:
@@ -154,7 +156,7 @@ def _matching(pattern: Path) -> list[Path]:
     anchor = Path(pattern.anchor)
     files = sorted(anchor.glob(str(pattern.relative_to(anchor))))
     if not (named := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
-        raise DataError(f"no data file matches {pattern}; known are {', '.join(sorted(READERS))}")
+        raise DataError(f"no data file matches {pattern}; known are {', '.join(sorted(READERS))}", key=str(pattern))
     return named
 
 
@@ -173,10 +175,11 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
         return everything
-    found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
+    names = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
-        f"{folder} has no split '{split}': it holds {found}; name files by split ({split}.jsonl, {split}-….parquet) or "
-        f"give one file as the path. Known: {', '.join(sorted(READERS))}"
+        f"{folder} has no split '{split}': it holds {names}; name files by split ({split}.jsonl, {split}-….parquet) or "
+        f"give one file as the path. Known: {', '.join(sorted(READERS))}",
+        key="split",
     )
 
 
@@ -215,9 +218,10 @@ def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
 def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
     """The files. Raises DataError if two differ only in their format."""
     if len({file_format(file)[0] for file in files}) < len(files):
-        found = ", ".join(str(file.relative_to(folder)) for file in files)
+        names = ", ".join(str(file.relative_to(folder)) for file in files)
         raise DataError(
-            f"{folder} holds split '{split}' in several formats: {found}; leave one, or give one file as the path"
+            f"{folder} holds split '{split}' in several formats: {names}; leave one, or give one file as the path",
+            key="split",
         )
     return files
 

@@ -15,14 +15,14 @@ from itertools import zip_longest
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.messages import WEIGHT, Message, is_turn, read_message, short, without_weight
+from trinity_core.data.messages import WEIGHT, Message, column_error, is_turn, read_message, short, without_weight
 from trinity_core.data.values import json_problem, row_problem
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
 ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
 _BEGUN = re.compile(r'\s*\[?\s*\{\s*"(role|content)"\s*:')
-"""How JSON text of messages begins."""
+"""Matches the beginning of messages as JSON text."""
 Tool = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ class Conversation:
     every_turn: bool = False
     """Loss on every answer of the conversation, not on the last alone."""
     unlearned: frozenset[int] = frozenset()
-    """Places of answers that carry no loss all the same."""
+    """Positions of answers that carry no loss nevertheless."""
 
     @property
     def learned_turns(self) -> list[int]:
@@ -55,7 +55,7 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
-        raise DataError(f"column '{form.messages_key}' has no message to answer")
+        raise column_error(form.messages_key, "has no message to answer")
     return [without_weight(message) for message in _begun(messages, row, form)]
 
 
@@ -80,7 +80,7 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
     if not listed:
         return None
     if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
-        raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool")
+        raise column_error(form.tools_key, "must hold a list of objects, one a tool")
     return [{"type": "function", "function": tool} if "name" in tool else tool for tool in listed]
 
 
@@ -93,14 +93,14 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if len(messages) < 2:
-        raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from")
+        raise column_error(form.messages_key, "has no assistant's answer to learn from")
     messages = _begun(messages, row, form)
     unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
         which = "every answer" if every_turn else "the last answer, which alone carries loss,"
-        raise DataError(f"column '{form.messages_key}': {which} has weight 0, so there is nothing to learn")
+        raise column_error(form.messages_key, f"gives {which} weight 0, so there is nothing to learn")
     return conversation
 
 
@@ -118,13 +118,14 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
     chosen, rejected = (conversation.messages for conversation in pair)
     columns = f"columns '{form.chosen_key}' and '{form.rejected_key}'"
     if chosen == rejected:
-        raise DataError(f"{columns} hold the same answer")
+        raise DataError(f"{columns} hold the same answer", key=form.chosen_key)
     if chosen[:-1] != rejected[:-1]:
         earlier = zip_longest(chosen[:-1], rejected[:-1])
         differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
         raise DataError(
             f"{columns} differ in message {differing} already, before their last answers, on which alone the loss is; "
-            "give pairs that answer the same conversation"
+            "give pairs that answer the same conversation",
+            key=form.chosen_key,
         )
     return pair[0], pair[1]
 
@@ -137,9 +138,9 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         value = _parsed(value, key) if _holds_messages(value) else [{"role": "assistant", "content": value}]
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
-        raise DataError(f"column '{key}' must end with an assistant's message")
+        raise column_error(key, "must end with an assistant's message")
     if answer[-1].get(WEIGHT) == 0:
-        raise DataError(f"column '{key}' ends with an answer of weight 0, so there is nothing to prefer")
+        raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in ("system", "user"):
         return _begun(plain, row, form)
@@ -147,14 +148,14 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
 
 
 def _asked(row: Row, form: FormatConfig) -> str:
-    """The prompt of a plaintext row, and behind an empty line its input, if it has one."""
+    """The prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
     key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
     if key is None or (form.input_key is None and not has_column(row, key)):
         return prompt
     text = _column(row, key, "input_key")
     if text is not None and not isinstance(text, str):
-        raise DataError(f"column '{key}' (format.input_key) must hold text, not {short(text)}")
+        raise column_error(key, f"(format.input_key) must hold text, not {short(text)}")
     return f"{prompt}\n\n{text}" if text and text.strip() else prompt
 
 
@@ -164,7 +165,7 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
 
 
 def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
-    """With the system prompt before messages that have none."""
+    """Prepend the row's system prompt to messages without one."""
     return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
 
 
@@ -173,7 +174,7 @@ def _optional(row: Row, key: str | None) -> Any:
 
 
 def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
-    """What is told of columns that the configuration names and no row has, though rows may do without them."""
+    """Notices about optional columns that the configuration names and no row has."""
     keys = {"tools_key": form.tools_key, "system_prompt_key": form.system_prompt_key}
     return [
         f"no row has a column '{key}' (format.{setting})"
@@ -213,14 +214,16 @@ def column(row: Row, key: str) -> Any:
 
 def _column(row: Row, key: str, setting: str) -> Any:
     if not has_column(row, key):
-        raise DataError(f"there is no column '{key}' (format.{setting}); its columns are {', '.join(map(str, row))}")
+        raise DataError(
+            f"there is no column '{key}' (format.{setting}); its columns are {', '.join(map(str, row))}", key=key
+        )
     return column(row, key)
 
 
 def _text(row: Row, key: str, setting: str) -> str:
     value = _column(row, key, setting)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"column '{key}' must hold text, not {short(value)}")
+        raise column_error(key, f"must hold text, not {short(value)}")
     return value
 
 
@@ -230,7 +233,7 @@ def _messages(row: Row, key: str, setting: str) -> list[Message]:
 
 def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}")
+        raise column_error(key, f"must hold a list of messages, not {short(messages)}")
     return [read_message(message, key) for message in messages]
 
 
@@ -240,10 +243,10 @@ def _holds_messages(text: str) -> bool:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
         return _BEGUN.match(text) is not None
-    each = parsed if isinstance(parsed, list) else [parsed]
-    if not all(isinstance(one, dict) for one in each):
+    objects = parsed if isinstance(parsed, list) else [parsed]
+    if not all(isinstance(one, dict) for one in objects):
         return False
-    return bool(each) and all("role" in one or (is_turn(one) and "value" in one) for one in each)
+    return bool(objects) and all("role" in one or (is_turn(one) and "value" in one) for one in objects)
 
 
 def _parsed(value: Any, key: str | None) -> Any:
@@ -253,7 +256,7 @@ def _parsed(value: Any, key: str | None) -> Any:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"column '{key}' looks like JSON but cannot be read: it {json_problem(error)}") from error
+        raise column_error(key, f"looks like JSON but cannot be read: it {json_problem(error)}") from error
     if reason := row_problem(parsed):
-        raise DataError(f"column '{key}' {reason}")
+        raise column_error(key, reason)
     return parsed

@@ -1,4 +1,4 @@
-"""What `trinity data check` says of the data sets of a configuration, and which `format` would fit them.
+"""The report of `trinity data check` on a configuration's data sets, with a `format` that would fit them.
 
 Nothing is written, and no model is loaded but its tokenizer.
 """
@@ -32,7 +32,7 @@ from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
 GUESSED_ROWS = 20
-"""Rows by which a format is guessed."""
+"""Rows that a format is guessed from."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 Row = formats.Row
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
@@ -66,7 +66,7 @@ def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervis
         if (encoder is not None or use == "evaluation") and taskset.storage_type != "queue"
     ]
     if encoder is not None:
-        reports += [_inspect_answers(config, *each, encoder, examples, read) for each in supervised_inputs(config)]
+        reports += [_inspect_answers(config, *source, encoder, examples, read) for source in supervised_inputs(config)]
     for report in reports:
         others = [other for other in reports if (other.use == "evaluation") != (report.use == "evaluation")]
         shared = {other.name: len(report.prompts & other.prompts) for other in others}
@@ -88,19 +88,19 @@ def supervised_inputs(config: Config) -> Iterator[tuple[str, ExperienceBufferCon
 
 
 def _inspect_tasks(
-    config: Config, key: str, given: TasksetConfig, encoder: ChatEncoder | None, use: str, examples: int
+    config: Config, key: str, source: TasksetConfig, encoder: ChatEncoder | None, use: str, examples: int
 ) -> DataSetReport:
-    report = DataSetReport(key, str(given.name), given.path, given.split, use)
+    report = DataSetReport(key, str(source.name), source.path, source.split, use)
     try:
-        taskset = Taskset.read(given, config.seed, use == "evaluation", PromptCheck(encoder) if encoder else None)
+        taskset = Taskset.read(source, config.seed, use == "evaluation", PromptCheck(encoder) if encoder else None)
     except DataError as error:
         report.problem = str(error)
         return report
-    _describe(report, given)
+    _describe(report, source)
     report.rejected, locations = taskset.rejected, taskset.locations
     tasks = [taskset[index] for index in range(len(taskset))]
-    asked = all(has_prompt(task.raw, given.format) for task in tasks)  # else a workflow makes the prompts
-    own = encoder.with_template(given.format.chat_template) if encoder and asked else None
+    asked = all(has_prompt(task.raw, source.format) for task in tasks)  # else a workflow makes the prompts
+    own = encoder.with_template(source.format.chat_template) if encoder and asked else None
     prompts = list(_prompts(tasks, own))
     digests = [digest for _, digest in prompts]
     if own is not None and prompts:
@@ -133,43 +133,44 @@ def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tup
 
 
 def _inspect_answers(
-    config: Config, key: str, given: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder, examples: int,
+    config: Config, key: str, buffer: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder, examples: int,
     read_rows: ReadAnswers,
 ) -> DataSetReport:  # fmt: skip
-    report = DataSetReport(key, str(given.name), str(given.path or ""), given.split, kind)
+    report = DataSetReport(key, str(buffer.name), str(buffer.path or ""), buffer.split, kind)
     try:
-        read = read_rows(given, encoder, kind)
+        read = read_rows(buffer, encoder, kind)
     except DataError as error:
         report.problem = str(error)
         return report
-    _describe(report, given)
+    _describe(report, buffer)
     report.rejected, longest = read.rejected, config.model.max_model_len
     if read.rows:
-        whole = np.array([max(len(each.tokens) for each in row) for row in read.rows])
-        answers = np.array([max(int(each.answer.sum()) for each in row) for row in read.rows])
+        whole = np.array([max(len(sequence.tokens) for sequence in row) for row in read.rows])
+        answers = np.array([max(int(sequence.answer.sum()) for sequence in row) for row in read.rows])
         report.lengths = [
             RowLengths("prompt and answer", whole, longest, "model.max_model_len", "rejected"),
             RowLengths("answer", answers, None, "", ""),
         ]
-    problems = [next(filter(None, (too_long(each, longest) for each in row)), None) for row in read.rows]
+    problems = [next(filter(None, (too_long(one, longest) for one in row)), None) for row in read.rows]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
-    report.examples = [_shown(encoder, locations[i], each) for i in _spread(len(rows), examples) for each in rows[i]]
-    digests = [_digest([each.tokens.tolist() for each in row]) for row in rows]
+    report.examples = [_shown(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
+    digests = [_digest([one.tokens.tolist() for one in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
     return _counted(config, report, digests, prompts, locations)
 
 
-def _describe(report: DataSetReport, given: TasksetConfig | ExperienceBufferConfig) -> None:
-    """Note a format that fits where none is given, and columns that nothing reads."""
-    storage = given.storage_type or "file"
+def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferConfig) -> None:
+    """Note a fitting format if none is configured, and columns that nothing reads."""
+    storage = data_set.storage_type or "file"
     if storage not in ("file", "sql"):
         return
-    rows = first_rows(str(given.path), given.split, given.subset_name, storage, given.name, GUESSED_ROWS).rows
-    if given.format == FormatConfig() and not _are_told_whole(given):
+    path, split = str(data_set.path), data_set.split
+    rows = first_rows(path, split, data_set.subset_name, storage, data_set.name, GUESSED_ROWS).rows
+    if data_set.format == FormatConfig() and not _are_told_whole(data_set):
         report.guess = guessed_format(rows, report.use)
     if report.use in ("demonstrations", "preferences"):
-        form = FormatConfig.model_validate(report.guess) if report.guess else given.format
+        form = FormatConfig.model_validate(report.guess) if report.guess else data_set.format
         report.spare = spare_columns(rows, form, report.use == "preferences")
     if report.use == "demonstrations":
         report.unlearned = any(_has_unlearned_answers(row, form) for row in rows)
@@ -185,9 +186,9 @@ def _has_unlearned_answers(row: Row, form: FormatConfig) -> bool:
     return not conversation.every_turn and roles.count("assistant") > 1
 
 
-def _are_told_whole(given: TasksetConfig | ExperienceBufferConfig) -> bool:
+def _are_told_whole(data_set: TasksetConfig | ExperienceBufferConfig) -> bool:
     """True for tasks whose rows go to a workflow as they are: it makes the prompts, and scores itself."""
-    return isinstance(given, TasksetConfig) and not (needs_prompt(given) or given.default_reward_fn_type)
+    return isinstance(data_set, TasksetConfig) and not (needs_prompt(data_set) or data_set.default_reward_fn_type)
 
 
 def _set_aside(
@@ -234,11 +235,11 @@ def _digest(value: Any) -> bytes:
 
 def _duplicates(digests: Sequence[bytes], locations: Sequence[RowLocation]) -> list[tuple[RowLocation, RowLocation]]:
     first: dict[bytes, RowLocation] = {}
-    found = []
+    pairs = []
     for digest, location in zip(digests, locations, strict=True):
         if first.setdefault(digest, location) is not location:
-            found.append((location, first[digest]))
-    return found
+            pairs.append((location, first[digest]))
+    return pairs
 
 
 def guessed_format(rows: Sequence[Row], use: str) -> dict[str, str]:
@@ -273,13 +274,13 @@ def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
             )
     asked = [key for key in PROMPTS if any(isinstance(value, str) for value in _values(rows, key))]
     talks = [key for key in CONVERSATIONS if any(isinstance(row.get(key), list) for row in rows)]
-    for kind, key, given in (
+    for kind, key, data_set in (
         *(("messages", key, {"messages_key": key}) for key in talks),
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
         answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
-        keys = {"prompt_type": kind, **given, **more, **(answers if use != "preferences" else {})}
+        keys = {"prompt_type": kind, **data_set, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
 

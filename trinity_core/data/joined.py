@@ -44,7 +44,7 @@ class JoinedInputs:
 
     def columns(self, task: Row) -> dict[str, Json]:
         """The columns of all inputs for the experiences of a task, given its row."""
-        return {name: value for each in self.inputs for name, value in each.columns(task).items()}
+        return {name: value for joined in self.inputs for name, value in joined.columns(task).items()}
 
 
 def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: RejectedRows) -> JoinedInputs:
@@ -69,16 +69,20 @@ def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
 def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
     """Key and joined columns of a row. Raises DataError if it lacks one of them."""
     if missing := [column for column in (settings.join_key, *settings.columns) if column not in row]:
-        raise DataError(f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}")
+        raise DataError(
+            f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}", key=missing[0]
+        )
     key = comparable(row[settings.join_key])
     if key is None:
-        raise DataError(f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number")
+        raise DataError(
+            f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number", key=settings.join_key
+        )
     wanted = settings.columns or [column for column in row if column != settings.join_key]
     return key, {f"{name}.{column}": _json(row[column]) for column in wanted}
 
 
 def comparable(value: Any) -> str | None:
-    """A key as text, so that 7 of a table equals "7" of a CSV file; None for what is no key."""
+    """A key as text, so that 7 in a table equals "7" in a CSV file; None for other types."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
@@ -116,5 +120,6 @@ def _check(joined: JoinedInput, tasksets: Sequence[Taskset]) -> None:
     columns = dict.fromkeys(column for taskset in tasksets for row in taskset.rows[:1] for column in row)
     raise DataError(
         f"input '{joined.name}' belongs to no task: none has a {joined.join_key} (join_key) that a row of it has; "
-        f"columns of tasks are {', '.join(columns)}"
+        f"columns of tasks are {', '.join(columns)}",
+        key=joined.name,
     )

@@ -1,7 +1,7 @@
 """One message of a data set as chat templates take it, whatever dialect of OpenAI's API it is written in.
 
 Text in parts becomes one text. Arguments of tool calls that are JSON text become objects: a template that writes them
-as JSON would encode them twice. Messages that say the same in other spellings are told to be so."""
+as JSON would encode them twice. Other spellings of the same message are recognised."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ CALLS_AS_TEXT = "Calling tools:"
 """What smolagents writes before the calls of an answer, a Python list of them."""
 
 
+def column_error(key: str | None, problem: str) -> DataError:
+    """The error of a row whose column `key` cannot be used."""
+    return DataError(f"column '{key}' {problem}", key=key or "")
+
+
 def is_turn(raw: Mapping[str, Any]) -> bool:
     """True for a ShareGPT turn, False for a message. Parquet gives both all keys of the column, null where absent."""
     return raw.get("from") is not None and raw.get("role") is None
@@ -40,7 +45,7 @@ def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
     speaker, value = turn["from"], turn.get("value")
     others = {"weight": turn["weight"]} if "weight" in turn else {}
     if not isinstance(speaker, str) or speaker not in ROLES:
-        raise DataError(f"column '{key}' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
+        raise column_error(key, f"has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
     if speaker == "function_call" and (calls := _turn_calls(value)):
         return {"role": "assistant", "content": "", "tool_calls": calls, **others}
     content = value if value is None or isinstance(value, str) else json.dumps(value)
@@ -74,7 +79,7 @@ def read_message(raw: Any, key: str) -> Message:
     if isinstance(raw, Mapping) and is_turn(raw):
         raw = as_message(raw, key)
     if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
-        raise DataError(f"column '{key}' must hold messages with a role and content, not {short(raw)}")
+        raise column_error(key, f"must hold messages with a role and content, not {short(raw)}")
     # Columnar files give every message every key; a null means that the key was absent, as does a list without calls,
     # which templates would take for an answer that calls tools.
     message = {name: value for name, value in raw.items() if value is not None and (value or name != "tool_calls")}
@@ -86,7 +91,7 @@ def read_message(raw: Any, key: str) -> Message:
     if message.get("tool_calls"):
         message["tool_calls"] = _calls(message["tool_calls"], key)
     elif not isinstance(message.get("content"), str | list):
-        raise DataError(f"column '{key}' has a message without content: {short(raw)}")
+        raise column_error(key, f"has a message without content: {short(raw)}")
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], key)
     _check_weight(message, key)
@@ -117,9 +122,9 @@ def _check_weight(message: Message, key: str) -> None:
     if weight is None:
         return
     if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise DataError(f"column '{key}' has a message of weight {short(weight)}; a weight is 0 (no loss) or 1")
+        raise column_error(key, f"has a message of weight {short(weight)}; a weight is 0 (no loss) or 1")
     if weight and message["role"] != "assistant":
-        raise DataError(f"column '{key}' has a {message['role']} message of weight 1; only answers carry loss")
+        raise column_error(key, f"has a {message['role']} message of weight 1; only answers carry loss")
 
 
 def _joined(parts: Sequence[Any], key: str) -> str:
@@ -128,7 +133,7 @@ def _joined(parts: Sequence[Any], key: str) -> str:
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") in TEXTS else part
         if not isinstance(text, str):
-            raise DataError(f"column '{key}' has a message with {short(part)} in its content; models see text alone")
+            raise column_error(key, f"has a message with {short(part)} in its content; models see text alone")
         texts.append(text)
     return "\n".join(texts)
 
@@ -139,15 +144,13 @@ def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
         try:
             calls = json.loads(calls)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"column '{key}' has tool_calls that cannot be read: the text {json_problem(error)}"
-            ) from error
+            raise column_error(key, f"has tool_calls that cannot be read: the text {json_problem(error)}") from error
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise DataError(f"column '{key}' has tool_calls that are no list of objects: {short(calls)}")
+        raise column_error(key, f"has tool_calls that are no list of objects: {short(calls)}")
     calls = [{"type": "function", "function": dict(call)} if "name" in call else dict(call) for call in calls]
     for call in calls:
         if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
-            raise DataError(f"column '{key}' has tool_calls without the name of a function: {short(call)}")
+            raise column_error(key, f"has tool_calls without the name of a function: {short(call)}")
     return [_with_arguments(call, lambda arguments: _object(arguments, key)) for call in calls]
 
 
@@ -159,11 +162,9 @@ def _object(arguments: Any, key: str) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             reason = json_problem(error)
-            raise DataError(
-                f"column '{key}' has a tool call whose arguments cannot be read: the text {reason}"
-            ) from error
+            raise column_error(key, f"has a tool call whose arguments cannot be read: the text {reason}") from error
     if not isinstance(arguments, Mapping):
-        raise DataError(f"column '{key}' has a tool call whose arguments are no object: {short(arguments)}")
+        raise column_error(key, f"has a tool call whose arguments are no object: {short(arguments)}")
     return dict(arguments)
 
 
@@ -194,7 +195,7 @@ def canonical(message: Mapping[str, Any]) -> str:
 
 
 def said(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts of a message, by name: equal for all its spellings."""
+    """The parts of a message that determine its meaning, by name: equal for all spellings."""
     role, content = message.get("role"), _text(message.get("content"))
     if role != "assistant":
         plain = {"role": role, "content": content}
@@ -210,13 +211,13 @@ def said(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_and_arguments(call: Any) -> Any:
-    """What counts of a call; a malformed one is compared as it is."""
+    """Name and arguments of a call; a malformed one is compared as it is."""
     function = (call.get("function") or {}) if isinstance(call, Mapping) else None
     return [function.get("name"), parsed(function.get("arguments"))] if isinstance(function, Mapping) else call
 
 
 def _without_spaces(text: str) -> Any:
-    """What JSON says; any other text with one space for each run of white space."""
+    """The parsed JSON; for other text, the text with white space collapsed."""
     value = parsed(text) if text.lstrip()[:1] in ("{", "[") else text
     return " ".join(value.split()) if isinstance(value, str) else value
 

@@ -49,19 +49,19 @@ def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
     """The rows of one file. Raises DataError if it is none that can be read."""
     reader = READERS.get(file_format(file)[1])
     if reader is None:
-        raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
+        raise DataError(f"{file} is no data file; known are {', '.join(sorted(READERS))}", key=str(file))
     try:
         _check_encoding(file)
         yield from reader(file)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise DataError(f"{file} cannot be read: {error}", key=str(file)) from error
 
 
 def _check_encoding(file: Path) -> None:
     """Raise DataError for text that begins as UTF-16 does."""
     with _opened(file) as opened:
         if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
-            raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8")
+            raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8", key=str(file))
 
 
 def _opened(file: Path) -> IO[bytes]:
@@ -96,15 +96,15 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
             yield from _jsonl(file)
             return
-        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
+        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}", key=str(file)) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} {json_problem(error)}") from error
+        raise DataError(f"{file} {json_problem(error)}", key=str(file)) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        raise DataError(f"{file} must hold a list of objects")
+        raise DataError(f"{file} must hold a list of objects", key=str(file))
     for number, row in enumerate(value, 1):
         yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
 
@@ -117,9 +117,9 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
         )  # else an unclosed quote silently swallows all lines after it
         header = next(reader, [])
         if problem := row_problem(header):
-            raise DataError(f"{file}:1: the header {problem}")
+            raise DataError(f"{file}:1: the header {problem}", key=str(file))
         if twice := [name for place, name in enumerate(header) if name in header[:place]]:
-            raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them")
+            raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them", key=twice[0])
         while True:
             first = reader.line_num + 1
             try:
@@ -143,7 +143,7 @@ def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
             rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
             yield from enumerate(rows, 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no parquet file that can be read: {error}") from error
+        raise DataError(f"{file} is no parquet file that can be read: {error}", key=str(file)) from error
 
 
 def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -162,7 +162,7 @@ def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
                 batches = ipc.open_stream(opened)
             yield from enumerate((row for batch in batches for row in _batch_rows(batch)), 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no Arrow file that can be read: {error}") from error
+        raise DataError(f"{file} is no Arrow file that can be read: {error}", key=str(file)) from error
 
 
 def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
@@ -199,7 +199,8 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
         where = f"data set '{name}'" + (f", subset '{subset}'" if subset else "") + f", split '{split}'"
         raise DataError(
             f"{where} is no local path and cannot be had from the hub: {_first_line(error)}. Check the name and the "
-            "network, or give the path of a local folder of jsonl or parquet files"
+            "network, or give the path of a local folder of jsonl or parquet files",
+            key=where,
         ) from error
     yield from (without_absent(dict(row)) for row in loaded)
 
@@ -220,7 +221,7 @@ def read_table(url: str, table: str | None) -> Iterator[dict[str, Any]]:
     Raises DataError if there is no such database or table.
     """
     if not table:
-        raise DataError(f"which table of {shown(url)} holds the data set? Set its name or subset_name to the table's")
+        raise DataError(f"which table of {shown(url)} holds the data set? Set subset_name to it", key="subset_name")
     engine = _engine(url)
     try:
         yield from _rows(engine, url, table)
@@ -240,11 +241,11 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
         try:
             source = Table(name, MetaData(), schema=schema or None, autoload_with=connection)
         except NoSuchTableError as error:
-            found = inspect(connection)
-            there = [*found.get_table_names(), *found.get_view_names()]
+            inspector = inspect(connection)
+            there = [*inspector.get_table_names(), *inspector.get_view_names()]
             there = get_close_matches(table, there) or there
             listed = ", ".join(there[:LISTED]) + (", …" if len(there) > LISTED else "")
-            raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}") from error
+            raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}", key=table) from error
         query = select(source).order_by(*source.primary_key)
         for row in connection.execution_options(yield_per=1000).execute(query).mappings():
             yield dict(row)
@@ -273,5 +274,7 @@ def _decode_all_text(connection: Any, _: Any) -> None:
 def _read_only_file(url: URL) -> URL:
     path = Path(url.database or "").absolute()
     if not path.is_file():
-        raise DataError(f"there is no database {path}; check the path and the folder the run was started in")
+        raise DataError(
+            f"there is no database {path}; check the path and the folder the run was started in", key=str(path)
+        )
     return url.set(drivername="sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"})

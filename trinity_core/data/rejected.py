@@ -23,7 +23,7 @@ LISTED = 5
 
 
 FAILED_IN_A_ROW = 8
-"""Failed tasks without one that did not, after which the fault is not that of rows: of steps with a task or two, a few
+"""Consecutive failed tasks, after which the fault is not that of rows: of steps with a task or two, a few
 bad rows may be all."""
 
 
@@ -38,7 +38,7 @@ class RejectedRows:
 
     @classmethod
     def of(cls, config: Config, reader: str) -> RejectedRows:
-        """Those of a run; `reader` is the explorer or trainer that reads the data sets."""
+        """The rejected rows of a run; `reader` is the explorer or trainer that reads the data sets."""
         folder = JobLayout(config.job_dir).rejected_rows / quote(reader, safe="")
         return cls(config.buffer.max_rejected_share, folder)
 
@@ -49,7 +49,7 @@ class RejectedRows:
         """
         path = self._write(name, rejected)
         if problem := self.problem(name, rejected, kept):
-            raise DataError(problem)
+            raise DataError(problem, key=name)
         if rejected:
             counted, where = _counted(rejected, kept), f"; all of them in {path}" if path else ""
             logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)

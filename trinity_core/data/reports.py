@@ -1,4 +1,4 @@
-"""What is known of a data set: counts, lengths in tokens, duplicates, and rows as the model sees them."""
+"""Statistics of a data set: counts, lengths in tokens, duplicates, and rows as the model sees them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ShownRow:
 
 @dataclass
 class DataSetReport:
-    """What is known of one data set."""
+    """Statistics of one data set."""
 
     key: str
     """Where the configuration names it."""
@@ -82,14 +82,14 @@ class DataSetReport:
     """Usable rows."""
     rejected: list[RejectedRow] = field(default_factory=list)
     problem: str = ""
-    """Why a run would not begin with it; "" if it would."""
+    """Why a run would refuse it; "" if it would not."""
     lengths: list[RowLengths] = field(default_factory=list)
     duplicates: list[tuple[RowLocation, RowLocation]] = field(default_factory=list)
     """A row, and the first one that is equal: the same prompt, and the same answers if the set trains on them."""
     shared: dict[str, int] = field(default_factory=dict)
     """Rows whose prompt is also in another set, by that set's name."""
     guess: dict[str, str] = field(default_factory=dict)
-    """Where no `format` is given: the keys of one by which the first rows can be read, if it is not the default one."""
+    """If no `format` is configured: keys of one that reads the first rows, unless it is the default."""
     spare: list[str] = field(default_factory=list)
     """Columns that nothing reads; of tasks any column may be read by their workflow."""
     unlearned: bool = False
@@ -104,7 +104,7 @@ class DataSetReport:
             "key": self.key, "name": self.name, "path": self.path, "split": self.split, "use": self.use,
             "rows": self.rows, "problem": self.problem,
             "rejected": [rejected_line(row) for row in self.rejected],
-            "lengths": {each.what: _lengths_json(each) for each in self.lengths},
+            "lengths": {lengths.what: _lengths_json(lengths) for lengths in self.lengths},
             "duplicates": [[str(row), str(first)] for row, first in self.duplicates],
             "shared_prompts": self.shared, "guessed_format": self.guess, "spare_columns": self.spare,
             "unlearned_answers": self.unlearned,

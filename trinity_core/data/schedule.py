@@ -47,7 +47,7 @@ class Proportional:
 
     def __post_init__(self) -> None:
         if not sum(self.sizes):
-            raise DataError("there are no rows to put in order")
+            raise DataError("there are no rows to put in order", key="rows")
 
     def sources(self, step: int, slot: int, start: int, count: int) -> list[int]:
         """See `Mixture`. Depends on `start` alone, so epochs run across steps."""
@@ -96,7 +96,7 @@ class Weighted:
 
 def _at(points: Mapping[int, float], step: int) -> float:
     steps: Sequence[int] = sorted(points)
-    return float(np.interp(step, steps, [points[each] for each in steps]))
+    return float(np.interp(step, steps, [points[known] for known in steps]))
 
 
 @dataclass(slots=True)
@@ -130,8 +130,11 @@ class TaskSchedule:
 
     def __post_init__(self) -> None:
         if not self.tasksets:
-            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
-        self.sizes = tuple(0 if isinstance(each, QueueTaskset) else len(each) for each in self.tasksets)
+            raise DataError(
+                "there is no task set to explore; set buffer.explorer_input.taskset",
+                key="buffer.explorer_input.taskset",
+            )
+        self.sizes = tuple(0 if isinstance(taskset, QueueTaskset) else len(taskset) for taskset in self.tasksets)
         self.mixture = self._mixture()
         self._selector_rows = [
             SelectorRows(len(taskset), taskset.features(), (self._seed(source), source))
@@ -158,7 +161,7 @@ class TaskSchedule:
         self.selectors = [
             make_selector(chosen.selector_type, rows, chosen.kwargs)
             for chosen, rows in zip(
-                (each.config.task_selector for each in self.tasksets), self._selector_rows, strict=True
+                (taskset.config.task_selector for taskset in self.tasksets), self._selector_rows, strict=True
             )
         ]
         self._drawn = [0] * len(self.tasksets)
@@ -279,14 +282,15 @@ class TaskSchedule:
         self._check_queues()
         if not stored or not self._learns:
             return
-        for each in positions():
-            if each["step"] <= self.step:
-                self._relearn(each.get("observed") or {})
+        for past in positions():
+            if past["step"] <= self.step:
+                self._relearn(past.get("observed") or {})
         if self._states() != stored.get("state"):
             raise DataError(
-                f"the run cannot go on after explore step {self.step}: what its task selector had learned cannot be "
+                f"the run cannot continue after explore step {self.step}: what its task selector had learned cannot be "
                 "rebuilt from the steps in its store. Start anew: with another name, or with "
-                "continue_from_checkpoint: false"
+                "continue_from_checkpoint: false",
+                key="task_selector",
             )
 
     def _check_queues(self) -> None:
@@ -295,8 +299,9 @@ class TaskSchedule:
                 taskset.grow()
                 if len(taskset) < drawn:
                     raise DataError(
-                        f"the run cannot go on after explore step {self.step}: {drawn} tasks of '{taskset.name}' were "
-                        f"drawn, but its queue has {len(taskset)}. Bring its file back, or start anew"
+                        f"the run cannot continue after explore step {self.step}: {drawn} tasks of '{taskset.name}' "
+                        f"were drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
+                        key=taskset.name,
                     )
 
     def _relearn(self, observed: Mapping[str, Any]) -> None:
@@ -311,11 +316,11 @@ class TaskSchedule:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "tasksets": {
-                each.name: "queue" if isinstance(each, QueueTaskset) else size
-                for each, size in zip(self.tasksets, self.sizes, strict=True)
+                taskset.name: "queue" if isinstance(taskset, QueueTaskset) else size
+                for taskset, size in zip(self.tasksets, self.sizes, strict=True)
             },
             "fingerprint of the usable rows": {
-                each.name: each.fingerprint for each in self.tasksets if not isinstance(each, QueueTaskset)
+                taskset.name: taskset.fingerprint for taskset in self.tasksets if not isinstance(taskset, QueueTaskset)
             },
             "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in configs.items()},
             "task_selector.seed": {name: self._seed(source) for source, name in enumerate(configs)},
@@ -326,7 +331,9 @@ class TaskSchedule:
         }
         if isinstance(self.mixture, Weighted):
             points = dict(zip(configs, self.mixture.weights, strict=True))
-            settings["weight"] = {name: {str(step): w for step, w in each.items()} for name, each in points.items()}
+            settings["weight"] = {
+                name: {str(step): w for step, w in by_step.items()} for name, by_step in points.items()
+            }
         return settings
 
 
@@ -342,9 +349,10 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise DataError(
-            f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
-            "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
-            "named in the log; a newer version may reject rows that an older one took.)"
+            f"the run cannot continue where it stopped, its rows would come in another order: {'; '.join(changed)}. "
+            "Set it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows "
+            "are named in the log; a newer version may reject rows that an older one took.)",
+            key=changed[0].partition(" was ")[0],
         )
 
 

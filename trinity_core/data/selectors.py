@@ -83,7 +83,7 @@ def check_columns(name: str, count: int) -> None:
     takes = SELECTORS.resolve(name).columns
     if count not in takes:
         expected = " or ".join(map(str, takes)) if len(takes) < 5 else f"at least {min(takes)}"
-        raise InputError(f"task selector '{name}' takes {expected} feature_keys, not {count}")
+        raise InputError(f"task selector '{name}' takes {expected} feature_keys, not {count}", key="feature_keys")
 
 
 def feature_values(row: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
@@ -93,10 +93,10 @@ def feature_values(row: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
 
 def _number(row: Mapping[str, Any], key: str) -> float:
     if key not in row:
-        raise DataError(f"column '{key}' (task_selector.feature_keys) is missing")
+        raise DataError(f"column '{key}' (task_selector.feature_keys) is missing", key=key)
     number = number_of(row[key])
     if number is None:
-        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {row[key]!r}")
+        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {row[key]!r}", key=key)
     return number
 
 

@@ -122,7 +122,9 @@ class SupervisedSet:
 def rows_of_batch(size: int, experiences_per_row: int) -> int:
     """The rows of a batch of `size` experiences. Raises DataError if `size` splits a preference pair."""
     if size % experiences_per_row:
-        raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
+        raise DataError(
+            f"a batch of preference pairs needs an even size, not train_batch_size = {size}", key="train_batch_size"
+        )
     return size // experiences_per_row
 
 
@@ -156,13 +158,13 @@ def read_supervised(
     for start in range(0, len(read.rows), CHUNK):
         stretch = slice(start, start + CHUNK)
         encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
-        for given, row, location in zip(read.rows[stretch], encoded, read.locations[stretch], strict=True):
-            if isinstance(row, DataError):
-                rejected.append(RejectedRow(location, str(row)))
+        for row, encoded_row, location in zip(read.rows[stretch], encoded, read.locations[stretch], strict=True):
+            if isinstance(encoded_row, DataError):
+                rejected.append(RejectedRow(location, str(encoded_row)))
             else:
-                kept.append(row)
+                kept.append(encoded_row)
                 locations.append(location)
-                usable.append(given)
+                usable.append(row)
     return SupervisedRows(kept, locations, rejected, fingerprint(usable))
 
 
@@ -215,12 +217,12 @@ def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataE
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:
     """How many of the first `count` rows each set gives: whole numbers that add up to `count` and, as it grows, never
     shrink."""
-    found, left, weight = [], count, sum(shares)
+    counts, left, weight = [], count, sum(shares)
     for share in shares[:-1]:
         own = min(int(left * share / weight + 0.5), left)
-        found.append(own)
+        counts.append(own)
         left, weight = left - own, weight - share
-    return [*found, left]
+    return [*counts, left]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tasks that arrive while a run goes on: a table in a SQLite file, to which anyone may add rows.
+"""Tasks that arrive while a run is in progress: a table in a SQLite file, to which anyone may add rows.
 
     INSERT INTO taskset (task) VALUES ('{"question": "1 + 1?", "answer": "2"}');
 
@@ -29,7 +29,7 @@ from trinity_core.errors import DataError
 from trinity_core.files import networked
 
 BUSY_SECONDS = 60.0
-"""How long a writer is waited for."""
+"""Longest wait for another writer."""
 END = "null"
 
 
@@ -61,7 +61,7 @@ class TaskQueue:
         return self._insert([json.dumps(task) for task in tasks])
 
     def end(self) -> None:
-        """No more tasks come. Raises DataError if that was said before."""
+        """No more tasks come. Raises DataError if the queue has ended already."""
         self._insert([END])
 
     def after(self, last: int) -> list[tuple[int, str]]:
@@ -83,7 +83,9 @@ class TaskQueue:
             count, ended = self._count(connection)
             if ended:
                 connection.execute("ROLLBACK")
-                raise DataError(f"the queue of task set '{self.name}' has ended after {count} tasks ({self.path})")
+                raise DataError(
+                    f"the queue of task set '{self.name}' has ended after {count} tasks ({self.path})", key=self.name
+                )
             connection.executemany(
                 f"INSERT INTO {self._table} (task) VALUES (?)",  # noqa: S608 - quoted
                 [(text,) for text in texts],
@@ -107,7 +109,9 @@ class TaskQueue:
             with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise DataError(f"the queue of task set '{self.name}' in {self.path} cannot be used: {error}") from error
+            raise DataError(
+                f"the queue of task set '{self.name}' in {self.path} cannot be used: {error}", key=self.name
+            ) from error
 
 
 def read_task(text: str) -> Any:
@@ -161,10 +165,10 @@ class QueueTaskset(Taskset):
     def grow(self) -> None:
         """Read the tasks that have arrived since."""
         assert self.queue is not None
-        found = [] if self.ended else self.queue.after(self.last)
-        texts = list(takewhile(lambda each: each[1].strip() != END, found))
-        self.ended = self.ended or len(texts) < len(found)
-        self.last = found[-1][0] if found else self.last
+        lines = [] if self.ended else self.queue.after(self.last)
+        texts = list(takewhile(lambda line: line[1].strip() != END, lines))
+        self.ended = self.ended or len(texts) < len(lines)
+        self.last = lines[-1][0] if lines else self.last
         read = [(self._location(number), _read(text)) for number, text in texts]
         for start in range(0, len(read), CHUNK):
             self._take(read[start : start + CHUNK])
@@ -207,17 +211,17 @@ def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
 
     Raises DataError if there is none or several.
     """
-    found = [
+    queues = [
         queue_of(config, taskset)
         for config in configs
         for taskset in config.buffer.explorer_input.tasksets
         if taskset.storage_type == "queue" and name in (None, taskset.name)
     ]
-    if len(set(found)) != 1:
+    if len(set(queues)) != 1:
         named = f" called '{name}'" if name else ""
-        there = f"{len(set(found))} task sets{named}" if found else f"no task set{named}"
+        there = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
         raise DataError(f"the configuration has {there} of storage_type: queue; name one with --taskset")
-    return found[0]
+    return queues[0]
 
 
 def queue_of(config: Config, taskset: TasksetConfig) -> TaskQueue:

@@ -148,7 +148,10 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
     """Why a prompt of `count` tokens cannot be used; None if it can."""
     if count <= max_tokens:
         return None
-    return DataError(f"the prompt has {count} tokens, more than the {max_tokens} allowed (model.max_prompt_tokens)")
+    return DataError(
+        f"the prompt has {count} tokens, more than the {max_tokens} allowed (model.max_prompt_tokens)",
+        key="model.max_prompt_tokens",
+    )
 
 
 def needs_prompt(config: TasksetConfig) -> bool:
@@ -193,5 +196,5 @@ def _prompt(
         wrong = (
             "is empty" if formats.has_column(row, form.response_key) else "is missing here, while other rows have it"
         )
-        return DataError(f"column '{form.response_key}' (format.response_key) {wrong}")
+        return DataError(f"column '{form.response_key}' (format.response_key) {wrong}", key=form.response_key)
     return prompt, tools

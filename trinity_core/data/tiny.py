@@ -1,7 +1,7 @@
 """A data set and a model small enough to train on a laptop's CPU in minutes: `trinity tiny`.
 
 What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
-model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
+model of about a million random parameters with its own tokenizer, as an ordinary Hugging Face folder.
 What it does not show: that arithmetic generalises. There are 57 sums and differences of numbers to 6; what is
 learned is to read a problem, to write its working down in the asked form, the facts, and when to subtract.
 """
@@ -97,7 +97,7 @@ class Difficulty:
 
     def __post_init__(self) -> None:
         if not 2 <= self.largest <= 9:
-            raise DataError(f"numbers run to 2 at least and 9 at most, not to {self.largest}")
+            raise DataError(f"numbers run to 2 at least and 9 at most, not to {self.largest}", key="largest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,9 @@ def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
         if row["question"] in seen:
             repeated += 1
             if repeated > 1000:
-                raise DataError(f"there are not {count} more different problems; ask for fewer rows or larger numbers")
+                raise DataError(
+                    f"there are not {count} more different problems; ask for fewer rows or larger numbers", key="count"
+                )
             continue
         repeated = 0
         seen.add(row["question"])

@@ -53,7 +53,7 @@ def stop_tokens(model_path: str, encoder: ChatEncoder) -> tuple[int, ...]:
 
 
 def endless_answers(encoder: ChatEncoder) -> str:
-    """What users are told of a chat template that ends answers with no special token; "" for one that does."""
+    """A warning about a chat template that ends answers without a special token; "" for other templates."""
     if encoder.closing.end is not None:
         return ""
     eos = encoder.tokenizer.eos_token
@@ -83,14 +83,14 @@ def _ends_of(settings: dict[str, Any]) -> list[int]:
 
 
 def model_file(model_path: str, name: str) -> str | None:
-    """The local path of a file of a model's folder or hub name, or None if it has no such file."""
+    """The local path of a file of a model's folder or hub name, or None if the file is missing."""
     if Path(model_path).is_dir():
         path = Path(model_path, name)
         return str(path) if path.is_file() else None
     from transformers.utils import cached_file
 
     try:
-        found: str | None = cached_file(model_path, name)
+        cached: str | None = cached_file(model_path, name)
     except OSError:
         return None
-    return found
+    return cached

@@ -141,7 +141,7 @@ def continued_prompt(call: Call, rest: Sequence[int]) -> np.ndarray:
 
 
 def nothing_sampled(token: int) -> TokenSequence:
-    """What stands for a rollout in which nothing was sampled, as where its prompt is too long: it is judged, without a
+    """Placeholder for a rollout in which nothing was sampled, as after too long a prompt: it is judged, without a
     token that could be learnt from."""
     nothing = np.zeros(1)
     return TokenSequence(

@@ -1,4 +1,4 @@
-"""Values of rows, whatever their columns mean: numbers, what JSON and Arrow make of them, and what cannot be used.
+"""Values of rows, whatever their columns mean: numbers, their JSON and Arrow forms, and why some cannot be used.
 
 Rows pass through tokenizers, pickles, JSON and UTF-8 files. A value that would fail there is found on reading.
 """
@@ -81,8 +81,8 @@ def row_problem(value: Any) -> str | None:
 
 
 def visible(text: str) -> str:
-    """A line for a terminal or a log: what they would obey rather than show is written as Python writes it."""
-    return OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
+    """A line for a terminal or a log, with control characters escaped as in Python source."""
+    return OBEYED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def _inside(value: Any) -> list[Any]:

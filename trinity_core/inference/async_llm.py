@@ -50,7 +50,7 @@ class AsyncLLMEngine(Engine):
 
         arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
         # Whole batches of prompts come at once, as to vLLM's class LLM, which takes as many tokens a step as the GPU's
-        # memory allows (8,192 or 16,384). In a context without a default of its own a step takes 2,048.
+        # memory allows (8,192 or 16,384). In a context without its own default a step takes 2,048.
         with reasons_of_children():
             self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
@@ -198,5 +198,5 @@ def reasons_of_children() -> Iterator[None]:
 
 def reason_in(lines: Sequence[str]) -> str:
     """The last error that a log tells of, other than one that points to another; "" if there is none."""
-    errors = [found[1].strip() for line in lines if (found := REASON.search(line)) and "root cause" not in line]
+    errors = [match[1].strip() for line in lines if (match := REASON.search(line)) and "root cause" not in line]
     return errors[-1] if errors else ""

@@ -163,12 +163,18 @@ class Engine(ABC):
         """
         most = self.settings.max_model_len - 1
         if len(tokens) > most:
-            raise InputError(f"a sequence of {len(tokens)} tokens cannot be scored: max_model_len allows {most}")
+            raise InputError(
+                f"a sequence of {len(tokens)} tokens cannot be scored: max_model_len allows {most}",
+                key="model.max_model_len",
+            )
         return await self._score(list(tokens))
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Enter the group in which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
-        raise TrinityError("weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory")
+        raise TrinityError(
+            "weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory",
+            key="synchronizer.sync_method",
+        )
 
     @abstractmethod
     async def stop(self) -> None:

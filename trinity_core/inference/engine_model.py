@@ -140,7 +140,7 @@ class EngineModel:
             self._encoders[template] = ChatEncoder(self.tokenizer, template, self.encoder.template_args)
         return self._encoders[template]
 
-    def _sampling(self, room: int, encoder: ChatEncoder, given: dict[str, Any]) -> Sampling:
+    def _sampling(self, room: int, encoder: ChatEncoder, arguments: dict[str, Any]) -> Sampling:
         """The sampling of one call, whose answers also end as the template of `encoder` ends them.
 
         Raises `InputError` for an unknown argument, or a value that cannot be.
@@ -154,12 +154,13 @@ class EngineModel:
             "min_tokens": usual.min_tokens,
             "stop_token_ids": dict.fromkeys([*usual.stop_token_ids, *encoder.turn_ends]),
         }
-        if unknown := given.keys() - chosen.keys():
+        if unknown := arguments.keys() - chosen.keys():
             raise InputError(
                 f"the policy cannot be sampled with {', '.join(sorted(unknown))}: log-probs of that distribution would "
-                f"be missing; it takes {', '.join(chosen)}"
+                f"be missing; it takes {', '.join(chosen)}",
+                key=min(unknown),
             )
-        chosen |= {name: value for name, value in given.items() if value is not None}
+        chosen |= {name: value for name, value in arguments.items() if value is not None}
         chosen["max_tokens"] = min(chosen["max_tokens"], room)
         chosen["min_tokens"] = min(chosen["min_tokens"], chosen["max_tokens"])
         chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
@@ -180,7 +181,8 @@ class EngineModel:
             allowed = self.limits.max_prompt_tokens or self.limits.max_model_len
             raise DataError(
                 f"a prompt has more than the {allowed} tokens allowed "
-                "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation"
+                "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation",
+                key="model.max_prompt_tokens",
             )
         kept = np.asarray(prompt, dtype=np.int32)
         token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)

@@ -63,7 +63,7 @@ class ExternalModel:
         chat_template: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """See `RolloutModel.chat`; each answer is a request of its own. The endpoint has its own chat template."""
+        """See `RolloutModel.chat`; each answer is a separate request. The endpoint has its own chat template."""
         sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
         bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
         answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body)) for body in bodies))
@@ -85,7 +85,7 @@ class ExternalModel:
         self._refuse("asks for the log-probs of given tokens")
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> str:
-        """Raises TrinityError: the endpoint has a chat template of its own."""
+        """Raises TrinityError: the endpoint has its own chat template."""
         self._refuse("asks for the text of a prompt")
 
     def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:

@@ -68,7 +68,7 @@ class _Slot:
     replacing: asyncio.Task[None] | None = None
     watching: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the pool has given its engine up: nobody waits for that one's answers any more."""
+    """Set once the pool has given up on its engine and stopped waiting for that engine's answers."""
 
 
 @dataclass
@@ -332,11 +332,11 @@ class EnginePool:
     async def _look_into(self, slot: _Slot) -> None:
         known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         try:
-            found = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
+            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
         except EngineLost as lost:  # whoever waits for its answers hears of it too
             log.debug("nothing to stream: %s", lost)
             return
-        for key, sample in found.items():
+        for key, sample in sampled.items():
             if key in self._streamed:
                 self._streamed[key][1].grow(sample)
 
@@ -377,7 +377,7 @@ class EnginePool:
             return
         self._count(slot, lost)
         slot.lost.set()
-        slot.watching = None  # each engine has a watcher of its own; the old one ends on its own
+        slot.watching = None  # each engine has its own watcher; the old one ends on its own
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
         slot.replacing.add_done_callback(_seen)
 

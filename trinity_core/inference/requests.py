@@ -61,7 +61,7 @@ class Sampling:
             ("max_tokens", self.max_tokens < 1, "at least 1"),
         ):
             if wrong:
-                raise InputError(f"sampling with {name} {getattr(self, name)}: it must be {allowed}")
+                raise InputError(f"sampling with {name} {getattr(self, name)}: it must be {allowed}", key=name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,11 +262,11 @@ class PendingRequests:
             self.requests = [request.after(self.growth.handed.part(slice(known, None)))]
 
     def finish(self, samples: list[Sample]) -> None:
-        """Hand over the samples unless nobody waits for them any more."""
+        """Hand over the samples unless the caller has stopped waiting."""
         if not self.future.done():
             self.future.set_result([self.growth.whole(one) for one in samples] if self.growth else samples)
 
     def fail(self, error: Exception) -> None:
-        """Hand over why there are none."""
+        """Hand over the error."""
         if not self.future.done():
             self.future.set_exception(error)

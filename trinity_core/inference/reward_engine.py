@@ -1,4 +1,4 @@
-"""Reward models: sequence classifiers with one output, by transformers, each in a Ray actor of its own."""
+"""Reward models: sequence classifiers with one output, by transformers, each in its own Ray actor."""
 
 from __future__ import annotations
 
@@ -165,15 +165,15 @@ class RewardEngines:
         finally:
             self._busy[index] -= 1
 
-    async def _call(self, index: int, verb: str, seconds: float, *given: Any) -> Any:
+    async def _call(self, index: int, verb: str, seconds: float, *arguments: Any) -> Any:
         from ray.exceptions import RayError, RayTaskError
 
         engine = self.engines[index]
         try:
             async with asyncio.timeout(seconds):
                 if isinstance(engine, RewardEngine):
-                    return await asyncio.to_thread(engine.start if verb == "start" else engine.rate, *given)
-                return await (engine.start if verb == "start" else engine.rate).remote(*given)
+                    return await asyncio.to_thread(engine.start if verb == "start" else engine.rate, *arguments)
+                return await (engine.start if verb == "start" else engine.rate).remote(*arguments)
         except TimeoutError:
             raise TransientFault(f"the reward model {self.name} did not {verb} within {seconds:g} s") from None
         except RayTaskError as error:

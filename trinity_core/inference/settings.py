@@ -132,7 +132,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
     """
     sampled = _samples_at_once(config)
     for key, value, message in unreported_temperatures(config) if on_gpu else []:
-        raise TrinityError(f"{key}: is {value:g}, but {message}")
+        raise TrinityError(f"{key}: is {value:g}, but {message}", key=key)
     model = config.explorer.rollout_model
     return _settings(
         model,
@@ -177,7 +177,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
     )
 
 
-def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
+def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
     shared = {
         name: getattr(model, name)
         for name in (
@@ -191,10 +191,13 @@ def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
         )
     }
     gpu_alone = [name for name in model.extra_engine_args if not SAFE[name].on_cpu]
-    if gpu_alone and not given["on_gpu"]:
-        raise TrinityError(f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU")
+    if gpu_alone and not arguments["on_gpu"]:
+        raise TrinityError(
+            f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}: is for engines on a GPU",
+            key=f"explorer.rollout_model.extra_engine_args.{gpu_alone[0]}",
+        )
     parser = model.reasoning_parser if model.enable_openai_api else None
-    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | given))
+    return EngineSettings(**(shared | {"grammars": model.enable_openai_api, "reasoning_parser": parser} | arguments))
 
 
 def _known(value: int | None, key: str) -> int:
@@ -210,8 +213,8 @@ def _samples_at_once(config: Config) -> int:
     """
     if config.mode == "serve":
         return config.explorer.rollout_model.max_num_seqs
-    given = config.buffer.explorer_input
-    tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
+    tasks = config.buffer.explorer_input
+    tasksets = [*([tasks.taskset] if tasks.taskset else []), *tasks.tasksets, *tasks.eval_tasksets]
     repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
     return max(1, config.explorer.runner_per_model * repeats)
 
@@ -236,7 +239,8 @@ def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:
     if longest > free // 2:
         raise TrinityError(
             f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
-            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
+            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len",
+            key="model.max_model_len",
         )
     # vLLM keeps one block for itself.
     return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * per_token

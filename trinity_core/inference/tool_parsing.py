@@ -38,7 +38,8 @@ def parser_of(encoder: ChatEncoder) -> str:
     if not parser:
         raise TrinityError(
             "the chat template does not tell which parser reads the model's tool calls: set "
-            "explorer.rollout_model.tool_call_parser (hermes for Qwen 2.5 and 3, glm45 or glm47 for GLM)"
+            "explorer.rollout_model.tool_call_parser (hermes for Qwen 2.5 and 3, glm45 or glm47 for GLM)",
+            key="explorer.rollout_model.tool_call_parser",
         )
     return parser
 
@@ -72,7 +73,12 @@ class ToolCallReader:
                 model.tool_call_parser, model.reasoning_parser, True, model_path, tokenizer=tokenizer
             )
         except TypeError as error:
-            return cls(tokenizer, TrinityError(f"explorer.rollout_model.tool_call_parser: {error}"))
+            return cls(
+                tokenizer,
+                TrinityError(
+                    f"explorer.rollout_model.tool_call_parser: {error}", key="explorer.rollout_model.tool_call_parser"
+                ),
+            )
         assert parser is not None
         return cls(tokenizer, parser)
 
@@ -123,7 +129,7 @@ def parsed(
 def _object(arguments: str) -> Any:
     """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (json.JSONDecodeError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments

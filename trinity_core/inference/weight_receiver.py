@@ -55,8 +55,8 @@ class WeightReceiver:
     def parameter_digests(self) -> dict[str, int | None]:
         """The value digests of this rank's parameters as they are now; see `trinity_core.sync.weight_check`."""
         worker: Any = self
-        found = parameter_digests(worker.get_model(), _dtype(worker))
-        return {plain_name(names): value for names, value in found.items()} | adapter_digests(worker)
+        digests = parameter_digests(worker.get_model(), _dtype(worker))
+        return {plain_name(names): value for names, value in digests.items()} | adapter_digests(worker)
 
 
 def _adapter_tensors(method: str, path: str, version: int, base: str) -> dict[str, torch.Tensor]:
@@ -105,13 +105,13 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def adapter_digests(worker: Any) -> dict[str, int | None]:
     """The value digests of the matrices A and B that this rank computes with; zeros add nothing."""
-    found: dict[str, int | None] = {}
+    digests: dict[str, int | None] = {}
     if worker.vllm_config.lora_config is None:
-        return found
+        return digests
     for name, module in worker.model_runner.lora_manager._adapter_manager.modules.items():
         for end, stacked in ((A, module.lora_a_stacked), (B, module.lora_b_stacked)):
-            found[f"{name}{end}"] = sum(value_digest(part, _dtype(worker)) for part in stacked)
-    return found
+            digests[f"{name}{end}"] = sum(value_digest(part, _dtype(worker)) for part in stacked)
+    return digests
 
 
 def _dtype(worker: Any) -> str:
@@ -124,19 +124,19 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
     What several modules share has all its names (`weight_check.SAME`). What its loader computes has no digest.
     """
-    found: dict[str, int | None] = {}
+    digests: dict[str, int | None] = {}
     quantized = {id(p) for module in model.modules() if _is_quantized(module) for p in module.parameters(recurse=False)}
     parameters = {id(p): p for p in model.parameters() if p.numel()}
     for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
         if id(parameter) in quantized or _is_computed(parameter):
-            found[f"{names}{COMPUTED}"] = None
+            digests[f"{names}{COMPUTED}"] = None
         else:
-            found[names] = value_digest(parameter, dtype)
+            digests[names] = value_digest(parameter, dtype)
     packed = {id(m): m for m in model.modules() if "cpu_linear" in vars(m)}
     for names, module in _named(packed, model.named_modules(remove_duplicate=False), ".weight"):
-        found[f"{names}{PACKED}"] = vars(module).get(DIGEST)
-    _say_once(tuple(name.removesuffix(COMPUTED) for name in found if name.endswith(COMPUTED)))
-    return found
+        digests[f"{names}{PACKED}"] = vars(module).get(DIGEST)
+    _say_once(tuple(name.removesuffix(COMPUTED) for name in digests if name.endswith(COMPUTED)))
+    return digests
 
 
 def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:

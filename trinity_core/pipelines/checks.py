@@ -139,7 +139,7 @@ def _tried_operator(
     try:
         ours([], **typed.args)
     except InputError as error:
-        report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
+        report.add(_refused(key, operator, error))
     names = [taskset.name for _, taskset in training_tasksets(config)]
     is_balance = ours is taskset_balance_filter and config.mode in ("both", "explore")
     shares = (typed.args.get("shares") or {}) if is_balance else {}
@@ -165,12 +165,19 @@ def _made_operator(config: Config, operator: OperatorConfig, key: str, report: R
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
-            report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
+            report.add(_refused(key, operator, error))
         else:
             for model in asked:
                 if why := unknown_model(config, model):
                     report.add(Finding(f"{key}.args.api_or_hf_model", model.name, "unknown-name", why))
     return typed
+
+
+def _refused(key: str, operator: OperatorConfig, error: TrinityError) -> Finding:
+    """An operator's error as a finding, under the argument at fault if it was given."""
+    if error.key in operator.args:
+        return Finding(f"{key}.args.{error.key}", operator.args[error.key], "invalid", f"{error}.")
+    return Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}.")
 
 
 def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:
@@ -275,7 +282,7 @@ def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Arguments of a judge behind an endpoint without one, and those of another judge beside one."""
+    """Endpoint arguments of a judge without an endpoint, and arguments of a model beside an endpoint."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
         yield Finding(

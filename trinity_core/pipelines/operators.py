@@ -36,7 +36,9 @@ def reward_filter(
 ) -> list[Experience]:
     """Keep rollouts whose reward, the mean of their experiences', lies within the bounds."""
     if max_reward < min_reward:
-        raise InputError(f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}")
+        raise InputError(
+            f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}", key="max_reward"
+        )
     rewards = rollout_rewards(experiences)
     return [
         e
@@ -101,7 +103,7 @@ def dynamic_sampling(
 
     Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
     than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
-    once the explorer waits for its weights, and steps over a batch of none: nobody waits for ever.
+    once the explorer waits for its weights, and steps over an empty batch: neither waits for ever.
     Answers without a verdict are dropped. Raises TrinityError for any other experience without a reward.
     """
     if not experiences:
@@ -113,7 +115,9 @@ def dynamic_sampling(
     experiences = [e for e in experiences if not e.is_unscored]
     rewards = [e.total_reward for e in experiences if e.total_reward is not None]
     if len(rewards) < len(experiences):
-        raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")
+        raise TrinityError(
+            "dynamic_sampling compares rewards, but the workflow gave an experience without one", key="reward"
+        )
     groups: list[str | int] = [e.group or i for i, e in enumerate(experiences)]
     keep = groups_with_variance(torch.tensor(rewards), groups, std_threshold, rollouts_of(experiences))
     chosen, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)
@@ -138,7 +142,7 @@ class Operators(Protocol):
 
     @property
     def running(self) -> str:
-        """The one that was begun last; "" before the first."""
+        """The operator that was started last; "" before the first."""
 
     def run(
         self, experiences: list[Experience], failed: Callable[[FailedGroup], object]
@@ -146,7 +150,7 @@ class Operators(Protocol):
         """See `OperatorPipeline.run`."""
 
     def close(self) -> None:
-        """End what they have started."""
+        """Close what the operators have started."""
 
 
 @dataclass
@@ -172,8 +176,8 @@ class OperatorPipeline:
         """What the operators leave, and how many experiences each dropped: group -> operator -> number.
 
         An operator that renames a group has dropped the group and added another one. Where one fails, the groups with
-        which it fails alone are dropped by `<operator> failed`, and `failed` is told of each. Raises its error if it
-        fails with all groups, and with `FAILED_IN_A_ROW` of them.
+        which it fails alone are dropped by `<operator> failed`, and `failed` is called with each. Raises its error if
+        it fails with all groups, and with `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
         for place in range(len(self.operators)):
@@ -208,18 +212,18 @@ class OperatorPipeline:
         return left
 
     def _tried(
-        self, name: str, operator: Callable[[list[Experience]], list[Experience]], given: list[Experience],
+        self, name: str, operator: Callable[[list[Experience]], list[Experience]], experiences: list[Experience],
         error: Exception,
     ) -> tuple[list[Experience], list[FailedGroup]]:  # fmt: skip
         """The experiences of groups with which the operator does not fail alone, and the other groups."""
         wrong: dict[str, FailedGroup] = {}
-        for group in _groups(given):
+        for group in _groups(experiences):
             try:
-                operator(_copies([e for e in given if e.group == group]))
+                operator(_copies([e for e in experiences if e.group == group]))
             except Exception as fault:
                 log.debug("the experience operator '%s' fails with group %s", name, group, exc_info=fault)
                 wrong[group] = FailedGroup(group, name, fault)
-        fine = [e for e in given if e.group not in wrong]
+        fine = [e for e in experiences if e.group not in wrong]
         self.in_a_row = 0 if fine else self.in_a_row + len(wrong)
         if not wrong or self.in_a_row >= FAILED_IN_A_ROW:
             raise error
@@ -251,7 +255,7 @@ def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> Operator
     Raises `TrinityError` where one does not exist.
     """
     return OperatorPipeline(
-        [(each.name, partial(OPERATORS.resolve(each.name), **_args(each, inputs))) for each in configured]
+        [(config.name, partial(OPERATORS.resolve(config.name), **_args(config, inputs))) for config in configured]
     )
 
 

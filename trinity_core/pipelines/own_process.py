@@ -105,7 +105,7 @@ class HostedOperators:
 
     def outcome(self) -> dict[str, Any]:
         """What the operators dropped, and the groups with which they failed."""
-        failed = [{"group": each.group, "operator": each.operator, "error": _text(each.error)} for each in self._failed]
+        failed = [{"group": lost.group, "operator": lost.operator, "error": _text(lost.error)} for lost in self._failed]
         return {"dropped": self._dropped, "failed": failed}
 
     def left(self) -> bytes:

@@ -36,9 +36,12 @@ def reward_shaping_mapper(
     Answers without a verdict stay without one. Raises TrinityError where an experience lacks the statistic, or where it
     would be divided by 0.
     """
-    shapings = [Shaping.model_validate(each) for each in reward_shaping_configs or ()]
+    shapings = [Shaping.model_validate(settings) for settings in reward_shaping_configs or ()]
     if not shapings:
-        raise InputError("reward_shaping_mapper: reward_shaping_configs must name at least one statistic")
+        raise InputError(
+            "reward_shaping_mapper: reward_shaping_configs must name at least one statistic",
+            key="reward_shaping_configs",
+        )
     return [one if (total := one.total_reward) is None else _shaped(one, total, shapings) for one in experiences]
 
 
@@ -57,7 +60,10 @@ def _shaped(one: Experience, total: float, shapings: Sequence[Shaping]) -> Exper
             case _ if value:
                 reward, scale = reward / value, scale / value
             case _:
-                raise TrinityError(f"reward_shaping_mapper would divide by the statistic '{shaping.stats_key}', a 0")
+                raise TrinityError(
+                    f"reward_shaping_mapper would divide by the statistic '{shaping.stats_key}', a 0",
+                    key=shaping.stats_key,
+                )
     token_rewards = None if one.token_rewards is None else one.token_rewards * scale
     metrics = {**one.metrics, "unshaped_reward": total}
     return replace(one, reward=reward, token_rewards=token_rewards, metrics=metrics)
@@ -70,7 +76,8 @@ def _statistic(one: Experience, name: str) -> float:
         known = sorted(key for key, value in statistics.items() if number_of(value) is not None)
         raise TrinityError(
             f"reward_shaping_mapper finds no number '{name}' in an experience's info or metrics; there is "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(known) or 'none'}",
+            key=name,
         )
     return number
 
@@ -110,7 +117,9 @@ def overlong_penalty(
     `max_response_length`. Sampled tokens count, also those that `mask_response_truncated` took out of the loss.
     """
     if cache_length > max_response_length:
-        raise InputError(f"overlong_penalty: cache_length {cache_length} is over max_response_length")
+        raise InputError(
+            f"overlong_penalty: cache_length {cache_length} is over max_response_length", key="cache_length"
+        )
 
     def punished(one: Experience) -> Experience:
         if one.total_reward is None:

@@ -361,7 +361,10 @@ class Explorer:
     def _steps(self) -> StepSource:
         steps = self._open.steps
         if steps is None:
-            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
+            raise DataError(
+                "there is no task set to explore; set buffer.explorer_input.taskset",
+                key="buffer.explorer_input.taskset",
+            )
         return steps
 
     @property
@@ -429,21 +432,21 @@ class Explorer:
 
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
-        found = self._open.store.position(self.name)
-        self._steps.resume(found.position, lambda: self._open.store.positions(self.name))
-        position = found.position or {}
-        before = position.get(LINEAGE, found.lineage if position else 0) if self._lineage is None else self._lineage
-        if before != found.lineage:
+        stored = self._open.store.position(self.name)
+        self._steps.resume(stored.position, lambda: self._open.store.positions(self.name))
+        position = stored.position or {}
+        before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
+        if before != stored.lineage:
             self.version, self._left = None, self._open.store.trainer().committed
-        self._lineage, self._step = found.lineage, found.step
+        self._lineage, self._step = stored.lineage, stored.step
         self._evaluated = position.get("evaluated")
-        self._open.operator_input.resume(found.step)
-        self._open.explored_file.resume(found.step)
+        self._open.operator_input.resume(stored.step)
+        self._open.explored_file.resume(stored.step)
         if METRICS in position:
             self._records.restore(self._step, position[METRICS])
         known = self._open.store.stats().explorers
-        self._failures.any_succeeded = found.step > known.get(self.name, {}).get("empty_steps", 0)
-        self._failures.any_left = any(each["step"] > each["empty_steps"] for each in known.values())
+        self._failures.any_succeeded = stored.step > known.get(self.name, {}).get("empty_steps", 0)
+        self._failures.any_left = any(explorer["step"] > explorer["empty_steps"] for explorer in known.values())
         self._failures.has_others = lambda: bool(self._open.store.stats().explorers.keys() - {self.name})
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)

@@ -31,7 +31,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, lengths, reward parts, failures, sequences of a rollout, sessions of the OpenAI API.
 
     A rollout counts once in the mean of its reward and its metrics, however many experiences it became. The rewards of
-    a task whose prompt was cut are nobody's, and left out.
+    a task whose prompt was cut are left out.
     `reward/zero_variance_groups` is the share of groups whose rollouts' rewards are all equal: a group-relative
     algorithm learns nothing from them.
     """
@@ -148,7 +148,7 @@ def _repeat_numbers(answers: Sequence[Sequence[float | None]], judged: Sequence[
     if repeats < 2:
         return {}
     numbers = {"best": float(np.mean([max(scores) for scores in judged]))}
-    by_repeat = [[score for score in each if score is not None] for each in zip_longest(*answers)]
+    by_repeat = [[score for score in scores if score is not None] for scores in zip_longest(*answers)]
     if (spread := deviation(by_repeat)) is not None:
         numbers["accuracy_std"] = spread
     name = "pass" if {score for scores in judged for score in scores} <= {0.0, 1.0} else "best"
@@ -171,8 +171,8 @@ def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
         for experience in run:
             for name, value in experience.metrics.items():
                 of_run[name].append(value)
-        for name, found in of_run.items():
-            values[name].append(sum(found) if name in COUNTED else float(np.mean(found)))
+        for name, numbers in of_run.items():
+            values[name].append(sum(numbers) if name in COUNTED else float(np.mean(numbers)))
     return {name: float(sum(v) if name in COUNTED else np.mean(v)) for name, v in sorted(values.items())}
 
 
@@ -234,7 +234,7 @@ def standard_error(questions: Sequence[Sequence[float]]) -> float | None:
     mean = float(np.mean([score for question in questions for score in question]))
     answers = sum(map(len, questions))
     sums = [math.fsum(score - mean for score in question) for question in questions]
-    return sqrt(math.fsum(each**2 for each in sums) * count / (count - 1)) / answers
+    return sqrt(math.fsum(total**2 for total in sums) * count / (count - 1)) / answers
 
 
 def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None:

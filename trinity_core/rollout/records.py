@@ -92,7 +92,7 @@ class StepRecords:
         self._metrics.write(rollouts.step, self.last)
         if self._traced:
             chosen = _spread(rollouts.experiences, self._traced)
-            traced = [SampledRollout.of(each, rollouts.spans.get(each.group)) for each in chosen]
+            traced = [SampledRollout.of(experience, rollouts.spans.get(experience.group)) for experience in chosen]
             save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
             self.sample(self._source, rollouts.step, rollouts.experiences)
@@ -161,7 +161,7 @@ class OperatorInput:
     def append(self, step: int, experiences: Sequence[Experience]) -> None:
         """Append what the operators were given in this step."""
         if self._archive is not None:
-            self._archive.extend(step, lambda each: experiences if each == step else ())
+            self._archive.extend(step, lambda number: experiences if number == step else ())
 
 
 class ExploredFile:

@@ -149,7 +149,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     ]
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     serving = asyncio.create_task(_serve(config, reading, pool, others))
-    rating = (each.start() for each in reward_models.values())
+    rating = (engines.start() for engines in reward_models.values())
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others), *rating, serving)
     read, api = reading.result(), serving.result()
     config = read.config
@@ -308,12 +308,16 @@ def external_model(config: Config, external: ExternalModelConfig, loops: Workflo
 
 def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
     if not models:
-        raise TrinityError(f"the reward needs a {kind}, and the run has none; add one to explorer.auxiliary_models")
+        raise TrinityError(
+            f"the reward needs a {kind}, and the run has none; add one to explorer.auxiliary_models",
+            key="explorer.auxiliary_models",
+        )
     if name is None:
         return next(iter(models.values()))
     if name not in models:
         raise TrinityError(
-            f"the reward asks for the {kind} '{name}'; explorer.auxiliary_models has {', '.join(models)}"
+            f"the reward asks for the {kind} '{name}'; explorer.auxiliary_models has {', '.join(models)}",
+            key="explorer.auxiliary_models",
         )
     return models[name]
 

@@ -32,7 +32,7 @@ from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 log = logging.getLogger(__name__)
 
 OTHER_DISTRIBUTION = (
-    "samples with top_p, top_k, min_tokens or a temperature of its own, for which vLLM on a GPU reports no log-probs "
+    "samples with top_p, top_k, min_tokens or its own temperature, for which vLLM on a GPU reports no log-probs "
     "over the whole vocabulary; set top_p and top_k in `model` or in `rollout_args` of the task set, with a "
     "temperature of 1, and leave them out of the workflow's call"
 )
@@ -215,7 +215,7 @@ def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
             experience.temperature = task.temperature
         elif experience.temperature is not None and np.isnan(experience.temperature).any():
             if not task.is_eval:
-                raise TrinityError(f"workflow '{task.workflow}' {OTHER_DISTRIBUTION}")
+                raise TrinityError(f"workflow '{task.workflow}' {OTHER_DISTRIBUTION}", key=task.workflow)
             experience.temperature = None
 
 
@@ -299,7 +299,7 @@ class FailureWatch:
     def note(self, outcomes: Sequence[Outcome]) -> None:
         """Write down the rows of failed tasks."""
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self.rejected_rows.append("failed_tasks", [rejected_row(each.task, cause(each.error)) for each in failed])
+        self.rejected_rows.append("failed_tasks", [rejected_row(one.task, cause(one.error)) for one in failed])
 
 
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:

@@ -243,7 +243,7 @@ class ServedSteps:
 
 
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
-    """Each repeat as a task of its own, so that a request that fails costs one answer and not all of its question."""
+    """Each repeat as a separate task, so that a request that fails costs one answer and not all of its question."""
     return [
         replace(task, repeat_times=1, group=f"{task.group}/{run}", repeat_of=task.group)
         for task in tasks
@@ -324,9 +324,9 @@ async def run_operators(
         ) from None
     tasks = {outcome.task.group: outcome.task for outcome in outcomes}
     rows = [
-        rejected_row(tasks[each.group], f"experience operator '{each.operator}' fails: {cause(each.error)}")
-        for each in failed
-        if each.group in tasks  # an operator may have added it
+        rejected_row(tasks[group.group], f"experience operator '{group.operator}' fails: {cause(group.error)}")
+        for group in failed
+        if group.group in tasks  # an operator may have added it
     ]
     rejected_rows.append("experience_operators", rows)
     return left

@@ -106,19 +106,19 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
     from trinity_core.inference.reward_engine import is_reward_model
     from trinity_core.inference.settings import auxiliary_engine
 
-    made: list[list[Any]] = []
+    handles: list[list[Any]] = []
     for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
-        number = len(made)
+        number = len(handles)
         engines = [
             (f"{actor_prefix(config)}/auxiliary_{number}_{index}", placement.nodes.auxiliary(number, index))
             for index in range(model.engine_num)
         ]
         if is_reward_model(model.model_path):
-            made.append([_start_reward_engine(cluster, config, model, placement, *engine) for engine in engines])
+            handles.append([_start_reward_engine(cluster, config, model, placement, *engine) for engine in engines])
             continue
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
-        made.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])
-    return made
+        handles.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])
+    return handles
 
 
 def _start_reward_engine(
@@ -127,7 +127,10 @@ def _start_reward_engine(
     from trinity_core.inference.reward_engine import RewardEngine
 
     if model.tensor_parallel_size > 1:
-        raise TrinityError(f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1")
+        raise TrinityError(
+            f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1",
+            key="tensor_parallel_size",
+        )
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     longest = model.max_model_len or config.model.max_model_len

@@ -76,14 +76,16 @@ class RunModels:
             except TransientFault:
                 raise
             except Exception as error:
-                raise ModelError(f"the model {model.name} cannot be started: {error}") from error
+                raise ModelError(f"the model {model.name} cannot be started: {error}", key=model.name) from error
         return self._run(_answers(self._models[model.name], questions))
 
     def _start(self, asked: dict[str, AuxiliaryModelConfig]) -> None:
         """Start the engines of all models at once, so that none waits for another to free its GPU."""
         wanted = {model.model_path: model for model in asked.values()}
         if unable := [path for path in wanted if is_reward_model(path)]:
-            raise InputError(f"{unable[0]} is a reward model, which writes no text; operators need a language model")
+            raise InputError(
+                f"{unable[0]} is a reward model, which writes no text; operators need a language model", key=unable[0]
+            )
         encoders = {path: _encoder(self._config, model) for path, model in wanted.items()}
         config = _of_curation(self._config, list(wanted.values()))
         log.info("starting %s for the task pipeline", ", ".join(wanted))
@@ -152,11 +154,11 @@ class EndpointModels:
 def _endpoint(model: AskedModel) -> Endpoint:
     address = model.base_url or os.environ.get(BASE_URL, "")
     if not address:
-        raise ModelError(f"the model {model.name} has no address: give base_url, or set {BASE_URL}")
+        raise ModelError(f"the model {model.name} has no address: give base_url, or set {BASE_URL}", key="base_url")
     variable = model.api_key_env or (API_KEY if API_KEY in os.environ else None)
     key = "" if variable is None else os.environ.get(variable, "")
     if variable is not None and not key:
-        raise ModelError(f"the variable {variable}, which is to hold the key of {address}, is not set")
+        raise ModelError(f"the variable {variable}, which is to hold the key of {address}, is not set", key=variable)
     settings = ExternalModelConfig(base_url=address, model_name=model.name, api_key_env=variable)
     return Endpoint(settings, key, ENDPOINT_SECONDS, section="the operator")
 

@@ -35,7 +35,7 @@ def audit_runs(
             f"{folder} has no experience store: give the folder of a run that explores, "
             "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere"
         )
-    return {name: _audit(folder.parent / name, found) for name, found in runs.items()}
+    return {name: _audit(folder.parent / name, url) for name, url in runs.items()}
 
 
 def audit_text(name: str, audit: Audit) -> str:
@@ -72,9 +72,9 @@ def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
     if len(audits) == 1:
         [audit] = audits.values()
         return audit.to_dict() | clean
-    sums: dict[str, object] = {name: sum(getattr(each, name) for each in audits.values()) for name in COUNTS[:-1]}
-    sums["lineage"] = max(each.lineage for each in audits.values())
-    each_stage = {name: each.to_dict() | {"clean": each.clean} for name, each in audits.items()}
+    sums: dict[str, object] = {name: sum(getattr(audit, name) for audit in audits.values()) for name in COUNTS[:-1]}
+    sums["lineage"] = max(audit.lineage for audit in audits.values())
+    each_stage = {name: audit.to_dict() | {"clean": audit.clean} for name, audit in audits.items()}
     return sums | clean | {"stages": each_stage}
 
 

@@ -43,7 +43,7 @@ PLACE_SECONDS = 600.0
 _lock = threading.Lock()
 _current: Cluster | None = None
 _had_room: set[str | None] = set()
-"""Ray addresses (None: a Ray of its own) at which there was room for a run of this process."""
+"""Ray addresses (None: its own Ray) at which there was room for a run of this process."""
 T = TypeVar("T")
 
 

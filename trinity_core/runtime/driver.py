@@ -1,4 +1,4 @@
-"""The driver: what the command line, Prefect, Studio and a Python call start, each by an adapter of its own.
+"""The driver: what the command line, Prefect, Studio and a Python call start, each by its own adapter.
 
 A configuration is loaded and checked once, by the caller, and travels as a value from here on.
 """
@@ -132,7 +132,7 @@ def _publish_pipeline(
 
 
 def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
-    """Run a trainer and its explorers, each from a configuration of its own, on one Ray: part -> summary.
+    """Run a trainer and its explorers, each from its own configuration, on one Ray: part -> summary.
 
     When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
     checkpoint before steps that it explored.
@@ -187,7 +187,10 @@ def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, An
     def make() -> dict[str, Any]:
         adapter.announce(chosen, "curate")
         if chosen.data_processor.task_pipeline is None:
-            raise TrinityError(f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.")
+            raise TrinityError(
+                f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.",
+                key="data_processor.task_pipeline",
+            )
         with RunModels(chosen) as models:
             curated = curated_tasks(chosen, models)
         log.info("%d of %d rows in %s", curated.rows, curated.read, curated.folder)
@@ -221,11 +224,13 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
         if config.mode != "train" and not config.explores_alone:
             raise TrinityError(
                 f"{file} has mode {config.mode}. The parts of one run have mode: explore or serve, and one has "
-                "mode: train."
+                "mode: train.",
+                key="mode",
             )
         if config.job_dir != configs[first].job_dir:
             raise TrinityError(
-                f"{file} and {first} are different runs: project, name and checkpoint_root_dir must be the same."
+                f"{file} and {first} are different runs: project, name and checkpoint_root_dir must be the same.",
+                key="name",
             )
     names = [_part_name(configs[file]) for file in files]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -233,7 +238,8 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
         files_named = ", ".join(file for file, name in zip(files, names, strict=True) if name in twice)
         raise TrinityError(
             f"{files_named} are one and the same part of the run ({twice[0]}). Give each explorer another "
-            "explorer.name; a run has one trainer."
+            "explorer.name; a run has one trainer.",
+            key="explorer.name",
         )
     return [Part(_part_name(config), file, config, placement_of(config)) for file, config in configs.items()]
 

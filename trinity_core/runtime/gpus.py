@@ -53,7 +53,7 @@ def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
     if allowed is None:
         return list(gpus)
     chosen: list[Gpu] = []
-    for entry in (each.strip() for each in allowed.split(",")):
+    for entry in (part.strip() for part in allowed.split(",")):
         slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
         fitting = [gpu for gpu in gpus if gpu.name == entry or (entry[:1] == "G" and gpu.uuid.startswith(entry))]
         if not fitting + slices:
@@ -68,7 +68,7 @@ def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
     if wanted <= len(free):
         return ""
     named = f" ({', '.join(free)})" if free else ""
-    used = "".join(f"; GPU {each.name} is used by {each.user}" for each in gpus if each.user)
+    used = "".join(f"; GPU {gpu.name} is used by {gpu.user}" for gpu in gpus if gpu.user)
     return (
         f"The run wants {wanted} of this machine's GPUs, but of {len(gpus)} only {len(free)} are free{named}{used}. "
         f"Wait for them, or set cluster.gpu_per_node to at most {len(free)} (0 runs engines and trainer on the CPU)."

@@ -50,9 +50,9 @@ def _entries(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _normalised(value: Any) -> Any:
     """Equal numbers become the same text: 1024 and 1024.0."""
     if isinstance(value, dict):
-        return {name: _normalised(each) for name, each in value.items()}
+        return {name: _normalised(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_normalised(each) for each in value]
+        return [_normalised(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -62,7 +62,7 @@ def _files(config: Config) -> Iterator[Path]:
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
     data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
-    read = [(each.path, each.split, each.subset_name) for each in data_sets if (each.storage_type or "file") == "file"]
+    read = [(one.path, one.split, one.subset_name) for one in data_sets if (one.storage_type or "file") == "file"]
     pipeline = config.data_processor.task_pipeline
     if pipeline is not None and uses_pipeline(config):
         read += [(path, pipeline.split, None) for path in pipeline.inputs]

@@ -64,7 +64,8 @@ def bundles(config: Config, placement: Placement) -> Bundles:
         raise TrinityError(
             f"An engine with tensor_parallel_size {gpus:g} finds no room: beside the others, none of "
             f"{nodes} nodes with {placement.gpu_per_node} GPUs has as many left. Lower it or engine_num, or use more "
-            "nodes."
+            "nodes.",
+            key="explorer.rollout_model.tensor_parallel_size",
         )
 
     counts = [model.engine_num for model in config.explorer.auxiliary_models[: len(placement.auxiliary_gpus)]]
@@ -73,7 +74,7 @@ def bundles(config: Config, placement: Placement) -> Bundles:
     wanted = [(placement.engine_gpus, engines)] * placement.engines
     for count, size, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
         wanted += [(float(size), places)] * count
-    for gpus, places in sorted(wanted, key=lambda each: -each[0]):
+    for gpus, places in sorted(wanted, key=lambda group: -group[0]):
         places.append(put(gpus))
     trainers = [put(placement.trainer_gpus) for _ in range(placement.trainers)]
     used = max([0, *engines, *trainers, *(node for places in auxiliary for node in places)]) + 1
@@ -168,7 +169,8 @@ def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None])
             if seen != expected:
                 raise TrinityError(
                     f"Node {address} does not see {config.job_dir} as it is on this machine. On several nodes "
-                    "checkpoint_root_dir must be a folder that all of them share, such as one on NFS."
+                    "checkpoint_root_dir must be a folder that all of them share, such as one on NFS.",
+                    key="checkpoint_root_dir",
                 )
             if other := [name for name in here if there.get(name) != here[name]]:
                 differs = ", ".join(f"{name} {there.get(name)} (here {here[name]})" for name in other)

@@ -61,9 +61,9 @@ def plan_stages(config: Config) -> Plan:
     configs = stages(config)
     done = finished(configs)
     planned = [
-        PlannedStage(*each) for each in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
+        PlannedStage(*fields) for fields in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
     ]
-    with_eval = [each.name for each in planned if each.config.buffer.explorer_input.eval_tasksets]
+    with_eval = [stage.name for stage in planned if stage.config.buffer.explorer_input.eval_tasksets]
     return Plan(config, planned, with_eval[-1] if with_eval else "", gpus_of(configs))
 
 
@@ -99,9 +99,9 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
         "name": plan.config.name,
         "score": last["score"],
         "scores": scores_by_stage(before, summaries),
-        "steps": {name: each["step"] for name, each in summaries.items()},
+        "steps": {name: summary["step"] for name, summary in summaries.items()},
         "stage_seconds": {"before": before.get("seconds", 0.0)}
-        | {name: each["seconds"] for name, each in summaries.items()},
+        | {name: summary["seconds"] for name, summary in summaries.items()},
     }
 
 

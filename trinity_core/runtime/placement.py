@@ -97,7 +97,8 @@ def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
     if wanted > len(nodes):
         raise TrinityError(
             f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
-            f"nodes join (`ray start --address=…`)."
+            f"nodes join (`ray start --address=…`).",
+            key="cluster.node_num",
         )
     chosen = sorted(nodes, key=lambda node: node.gpus, reverse=True)[:wanted]
     return replace(chosen[-1], cpus=min(node.cpus for node in chosen))
@@ -117,10 +118,12 @@ def place(config: Config, machine: Machine) -> Placement:
     engines = rollout.engine_num if explores and not config.external_model else 0
     models = config.explorer.auxiliary_models if explores else []
     auxiliary = tuple(model.tensor_parallel_size for model in models)
-    others = sum(each.engine_num for each in models)
+    others = sum(model.engine_num for model in models)
     colocated = bool(engines) and trains and colocates(config, total)
     if config.cluster.colocate and config.is_synchronous and total > 1:
-        raise TrinityError(f"cluster.colocate is for one GPU, and the run has {total} GPUs: leave it out.")
+        raise TrinityError(
+            f"cluster.colocate is for one GPU, and the run has {total} GPUs: leave it out.", key="cluster.colocate"
+        )
     in_turn = (is_in_turn(config) or colocated) and bool(engines) and trains
     if not total:
         trainers = (config.trainer.worker_num or 1) if trains else 0
@@ -129,7 +132,7 @@ def place(config: Config, machine: Machine) -> Placement:
             0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn,
             colocated=colocated,
         )  # fmt: skip
-    others_gpus = sum(each.engine_num * each.tensor_parallel_size for each in models)
+    others_gpus = sum(model.engine_num * model.tensor_parallel_size for model in models)
     _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
     wanted = engines * rollout.tensor_parallel_size + others_gpus
     trainers, trainer_gpus, engine_gpus = _share_gpus(config, total, wanted, trains)
@@ -144,7 +147,7 @@ def alone(config: Config, placement: Placement) -> Placement:
     """The placement of the auxiliary models, without the policy's engines and the trainer."""
     models = config.explorer.auxiliary_models
     count = sum(model.engine_num for model in models)
-    gpus = sum(each.engine_num * taken for each, taken in zip(models, placement.auxiliary_gpus, strict=True))
+    gpus = sum(model.engine_num * taken for model, taken in zip(models, placement.auxiliary_gpus, strict=True))
     cores = placement.engine_threads * (placement.engines + count)
     return replace(
         placement, engines=0, engine_gpus=0, trainers=0, trainer_gpus=0, gpus=gpus,
@@ -218,7 +221,8 @@ def _gpus_per_node(config: Config, machine: Machine) -> int:
         there = f"a node has {machine.gpus}" if machine.gpus else "there is none"
         raise TrinityError(
             f"cluster.gpu_per_node asks for {asked} GPU{'s' * (asked > 1)}, but {there} ({machine.cpus} CPU cores). "
-            f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there."
+            f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there.",
+            key="cluster.gpu_per_node",
         )
     return asked
 
@@ -228,7 +232,8 @@ def _check_fit(per_node: int, gpus: int) -> None:
     if gpus > per_node:
         raise TrinityError(
             f"An engine with tensor_parallel_size {gpus} needs that many GPUs of one node, but a node of the run has "
-            f"{per_node}. Lower it, or raise cluster.gpu_per_node."
+            f"{per_node}. Lower it, or raise cluster.gpu_per_node.",
+            key="explorer.rollout_model.tensor_parallel_size",
         )
 
 
@@ -237,7 +242,10 @@ def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[
     rollout = config.explorer.rollout_model
     needs = f"the engines take {wanted} (engine_num {rollout.engine_num} × tensor_parallel_size and auxiliary models)"
     if wanted > total:
-        raise TrinityError(f"{needs} GPUs, but the run has {total}. Lower explorer.rollout_model.engine_num.")
+        raise TrinityError(
+            f"{needs} GPUs, but the run has {total}. Lower explorer.rollout_model.engine_num.",
+            key="explorer.rollout_model.engine_num",
+        )
     if not trains:
         return 0, 0.0, float(rollout.tensor_parallel_size)
     left = total - wanted
@@ -249,6 +257,7 @@ def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[
             f"{needs} of {total} GPUs, which leaves {left} for {config.trainer.worker_num or 'at least 1'} trainer "
             f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it one at a time "
             f"(cluster.colocate) where the run is synchronous, else where "
-            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
+            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}.",
+            key="trainer.worker_num",
         )
     return workers, 1.0, float(rollout.tensor_parallel_size)

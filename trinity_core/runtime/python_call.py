@@ -30,7 +30,7 @@ Rows = Iterable[Row] | str | Path
 """Rows (a list, a `datasets.Dataset`), or the path or hub name of a data set."""
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
-"""Of a run whose settings name none (`max_model_len` is one too)."""
+"""Of a run whose settings do not name them, nor `max_model_len`."""
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
@@ -102,7 +102,7 @@ def train(
     write_atomically(config_file, dump(tree).encode())
     config = load_ready(config_file)
     summary = run_configuration(config, is_ready=True)
-    # Begun anew, the run has a folder of its own.
+    # Begun anew, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 
@@ -118,7 +118,7 @@ def _configuration(
     }
     if rewards is None:
         if eval_rows is not None:
-            raise InputError("eval_rows are answered and scored, which needs rewards")
+            raise InputError("eval_rows are answered and scored, which needs rewards", key="eval_rows")
         is_dpo = "chosen" in train_set.columns
         experiences = {"name": "train", **train_set.storage}
         tree |= {"mode": "train", "algorithm": {"algorithm_type": "dpo" if is_dpo else "sft"}}
@@ -129,7 +129,8 @@ def _configuration(
         functions = _named([rewards] if callable(rewards) else rewards)
         if train_set.columns and PROMPT not in train_set.columns:
             raise InputError(
-                f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}"
+                f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}",
+                key="prompt",
             )
         name = _write_functions(root / "plugins", functions, train_set.columns)
         tree["plugin_dir"] = str(root / "plugins")
@@ -203,7 +204,7 @@ def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     for function in functions:
         name = getattr(function, "__name__", "")
         if not name.isidentifier() or name in named:
-            raise InputError(f"each reward function needs a name of its own (def name(…)); {function!r} has {name!r}")
+            raise InputError(f"each reward function needs its own name (def name(…)); {function!r} has {name!r}")
         named[name] = function
     if not named:
         raise InputError("rewards is an empty list; give functions, or leave it out to train on the rows as examples")
@@ -220,7 +221,8 @@ def _write_functions(folder: Path, functions: Functions, columns: Sequence[str])
                 accepted(function, {name: [] for name in ("prompts", "completions", *columns) if name != PROMPT})
         except TypeError as error:
             raise InputError(
-                f"the reward function {name}: {error}; it is given completions, prompts and the rows' columns by name"
+                f"the reward function {name}: {error}; it is given completions, prompts and the rows' columns by name",
+                key=name,
             ) from error
         _take_along(function)
     # Plugins of two runs in one process are two modules.
@@ -252,6 +254,6 @@ def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
         for part in reversed(key.split(".")):
             nested = {part: nested}
         tree = source.merge(tree, nested)
-    if not {"max_model_len", *LENGTHS} & set(tree["model"]):
-        tree["model"] |= LENGTHS
+    if "max_model_len" not in tree["model"]:
+        tree["model"] = LENGTHS | tree["model"]
     return tree

@@ -26,10 +26,10 @@ def stores_of(
     """
     if config is not None:
         configured = _configured(folder, load_checked(config, overrides))
-        return {name: url or found for name, found in configured.items()}
+        return {name: url or configured_url for name, configured_url in configured.items()}
     if url is not None:
         return {folder.name: url}
-    return {run.name: found for run in runs_in(folder) if (found := _sqlite(run)) is not None}
+    return {run.name: store for run in runs_in(folder) if (store := _sqlite(run)) is not None}
 
 
 def open_store(folder: Path, url: str) -> Database:
@@ -69,12 +69,12 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
     The folder of a configuration without stages may have been moved or renamed.
     """
     stage_configs = stages(config)
-    runs = [each for each in stage_configs if each.name == folder.name]
+    runs = [stage for stage in stage_configs if stage.name == folder.name]
     if not config.stages:
         runs = [stage_configs[0].with_values({"name": folder.name})]
     elif not runs:
-        own = [each for each in stage_configs if each.algorithm_type.uses_rollouts and each.mode != "bench"]
-        runs = [each.with_values({"name": folder.name + each.name.removeprefix(config.name)}) for each in own]
+        own = [stage for stage in stage_configs if stage.algorithm_type.uses_rollouts and stage.mode != "bench"]
+        runs = [stage.with_values({"name": folder.name + stage.name.removeprefix(config.name)}) for stage in own]
     place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
     placed = [run.with_values(place) for run in runs]
     return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}

@@ -1,6 +1,6 @@
 """From a configuration to a stage that can start: which stage, on which machine, from which checkpoint.
 
-The explorers and the trainer of a run may be runs of their own, each with a file of its own. Each records beside its
+The explorers and the trainer of a run may be separate runs, each with its own file. Each records beside its
 lock the settings that all must share, and compares them with those of the others at work.
 """
 
@@ -140,7 +140,8 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written.mode else ()
-    warnings = (*idle, *filter(None, (notice, shared_memory_notice(config))))
+    chosen = notice if config.written("synchronizer.sync_method") else ""  # a default that does not fit is no news
+    warnings = (*idle, *filter(None, (chosen, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(
@@ -240,12 +241,12 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
     if stage:
         return in_newest_folder(pick_stage(config, stage)[0]).job_dir
     every = stages(config)
-    trained = [each for each in every if each.mode in ("both", "train")]
+    trained = [stage for stage in every if stage.mode in ("both", "train")]
     return in_newest_folder((trained or every)[-1]).job_dir
 
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
-    """With `continue_from_checkpoint: false` a run whose folder is taken gets a folder of its own, `<name>_<time>`.
+    """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`.
 
     A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
     """
@@ -264,7 +265,7 @@ def in_newest_folder(config: Config) -> Config:
 
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
-    """The locks that a run of these components holds. Each explorer of a run has a lock of its own."""
+    """The locks that a run of these components holds. Each explorer of a run has its own lock."""
     names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
 
@@ -355,7 +356,8 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
             raise TrinityError(
                 f"{' and '.join(map(_holder_name, locks))} of this file and {_holder_name(other)}, which is at work on "
                 f"the same run ({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; "
-                "whoever is at work takes a new value when started again."
+                "whoever is at work takes a new value when started again.",
+                key=differ[0],
             )
 
 

@@ -44,7 +44,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "project": config.project,
         "name": config.name,
         "step": step,
-        "scores": {f"step {each}": value for each, value in scores.items()},
+        "scores": {f"step {step}": value for step, value in scores.items()},
         "score": scores.get(step),
         "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
@@ -117,7 +117,8 @@ def scored_text(numbers: Mapping[str, float]) -> str:
 
 def summary_text(summary: dict[str, Any]) -> str:
     """A summary on a few lines, for the terminal."""
-    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}"]
+    scores = f", scores {summary['scores']}" if summary["scores"] else ""
+    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
         lines.append(evaluation_text(evaluation))
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):

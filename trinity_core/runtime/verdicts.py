@@ -65,7 +65,8 @@ def with_verdicts(config: Config) -> Config:
         return config
     if asks_person(config):
         raise TrinityError(
-            f"{BUFFER}.human_verdicts asks a person, which only a flow can: start it with `trinity run` or a deployment"
+            f"{BUFFER}.human_verdicts asks a person, which only a flow can: use `trinity run` or a deployment",
+            key=f"{BUFFER}.human_verdicts",
         )
     path = str(verdicts_file(config))
     values = {"path": path, "subset_name": None, "rollouts.min_reward": KEPT, "rollouts.min_gap": 0.0}
@@ -75,9 +76,9 @@ def with_verdicts(config: Config) -> Config:
 def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
     """Tasks whose answers differ, spread evenly over the earlier run. Raises DataError if there are none."""
     groups: dict[str, list[EarlierRollout]] = defaultdict(list)
-    for found in find_rollouts(buffer.path or "", buffer.subset_name):
-        if isinstance(found, EarlierRollout) and found.text:
-            groups[found.experience.group].append(found)
+    for rollout in find_rollouts(buffer.path or "", buffer.subset_name):
+        if isinstance(rollout, EarlierRollout) and rollout.text:
+            groups[rollout.experience.group].append(rollout)
     wanted = buffer.human_verdicts
     able = [task for group in groups.values() if (task := _shown(group, wanted.answers)) is not None]
     if not able:
@@ -89,9 +90,9 @@ def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
 def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
     """The best and the worst answer to one prompt, then others; None if there are no two."""
     distinct: dict[str | None, Experience] = {}
-    for each in group:
-        if each.prompt == group[0].prompt:
-            distinct.setdefault(each.text, each.experience)
+    for row in group:
+        if row.prompt == group[0].prompt:
+            distinct.setdefault(row.text, row.experience)
     if len(distinct) < 2:
         return None
     ranked = sorted(distinct.values(), key=lambda one: -(one.total_reward or 0.0))
@@ -108,9 +109,9 @@ def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], enc
     for task, verdict in zip(shown, verdicts, strict=True):
         without: Mapping[str, float] = {"no verdict": DROPPED} if verdict.better.strip() else {}
         rewards = {"keep": KEPT, "drop": DROPPED} | dict(without)
-        for answer, said in zip(task.answers, verdict.answers, strict=True):
-            if said in rewards:
-                rows.append(replace(answer, reward=rewards[said], token_rewards=None))
+        for answer, verdict_ in zip(task.answers, verdict.answers, strict=True):
+            if verdict_ in rewards:
+                rows.append(replace(answer, reward=rewards[verdict_], token_rewards=None))
         if verdict.better.strip():
             rows.append(_written(verdict.better.strip(), task.answers, encoder))
     return rows
@@ -130,7 +131,7 @@ def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> 
         action_mask=np.ones(len(ids), bool),
         reward=BETTER,
         group=first.group,
-        run=max(each.run for each in answers) + 1,
+        run=max(answer.run for answer in answers) + 1,
         task_index=first.task_index,
         is_expert=True,
         info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | record,

@@ -56,9 +56,7 @@ class Archive:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
-                lines = (
-                    json.dumps(self._line(step, each), ensure_ascii=False, default=as_json) for each in batch(step)
-                )
+                lines = (json.dumps(self._line(step, row), ensure_ascii=False, default=as_json) for row in batch(step))
                 file.writelines(f"{line}\n" for line in lines)
         sync_file(self.path)
 
@@ -87,10 +85,10 @@ class Archive:
             if recorded is None and (is_mine or not self.path.stat().st_size):
                 recorded = self._owner
             if recorded != self._owner:
-                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "somebody unknown"
+                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "an unknown process"
                 raise TrinityError(
                     f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
-                    "each explorer of a run, needs a file of its own. Give another path (or a folder, in which it is "
+                    "each explorer of a run, needs its own file. Give another path (or a folder, in which it is "
                     "called after the explorer), or move that file away if it is no longer needed."
                 )
             self.path.touch()

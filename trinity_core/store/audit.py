@@ -106,8 +106,8 @@ def read(connection: Connection, t: Tables) -> Snapshot:
     sampled: list[SampledAnswers] = []
     for row in connection.execute(select(t.experiences).execution_options(yield_per=64)):
         rows = scalars(row.blob)
-        members[row.group_id] = Counter(each["group"] for each in rows)
-        if any(SESSION in each["info"] for each in rows):
+        members[row.group_id] = Counter(member["group"] for member in rows)
+        if any(SESSION in member["info"] for member in rows):
             sampled += _sampled(row.blob)
     return Snapshot(
         lineage=meta.lineage,
@@ -286,12 +286,12 @@ def _judge_batches(seen: Snapshot, audit: Audit) -> None:
 def _judge_experiences(seen: Snapshot, audit: Audit) -> None:
     """Each group has the experiences that were put."""
     groups = {group.id: group for group in seen.groups}
-    for group_id, found in seen.members.items():
+    for group_id, counts in seen.members.items():
         group = groups.get(group_id)
         if group is None:
-            audit.problems.append(f"there are experiences of {', '.join(found)}, which is not in the ledger")
-        elif found != Counter({group.name: group.size}):
-            audit.problems.append(f"group {group.name} has {group.size} experiences, stored are {dict(found)}")
+            audit.problems.append(f"there are experiences of {', '.join(counts)}, which is not in the ledger")
+        elif counts != Counter({group.name: group.size}):
+            audit.problems.append(f"group {group.name} has {group.size} experiences, stored are {dict(counts)}")
 
 
 def _judge_sessions(seen: Snapshot, sessions: Mapping[str, Counter[str]], audit: Audit) -> None:

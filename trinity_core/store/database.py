@@ -38,7 +38,8 @@ def _unusable(url: str) -> TrinityError:
     """The error for a bad URL, without its cause, which may contain the password."""
     return TrinityError(
         f"experience_buffer.path {without_password(url)!r} is no database that can be used: write "
-        "postgresql://user:password@host/database, or sqlite:///name.db for a file"
+        "postgresql://user:password@host/database, or sqlite:///name.db for a file",
+        key="buffer.trainer_input.experience_buffer.path",
     )
 
 
@@ -129,12 +130,12 @@ def again_if_away(method: F) -> F:
     """
 
     @wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*positional: Any, **named: Any) -> Any:
         try:
-            return method(*given, **named)
+            return method(*positional, **named)
         except StoreAway as away:
             log.warning("%s; the statement is repeated once", away)
-            return method(*given, **named)
+            return method(*positional, **named)
 
     return cast(F, call)
 
@@ -265,8 +266,8 @@ def waits_for_room(method: F) -> F:
     method = again_if_away(method)
 
     @wraps(method)
-    def call(store: Any, *given: Any, **named: Any) -> Any:
-        return when_room(partial(method, store, *given, **named), store._database.name)
+    def call(store: Any, *positional: Any, **named: Any) -> Any:
+        return when_room(partial(method, store, *positional, **named), store._database.name)
 
     return cast(F, call)
 

@@ -72,21 +72,21 @@ def read_answers(
         return read_supervised(config, encoder, kind, max_tokens)
     rejected: list[RejectedRow] = []
     groups: dict[str, list[EarlierRollout]] = defaultdict(list)
-    for found in find_rollouts(config.path or "", config.subset_name):
-        if isinstance(found, RejectedRow):
-            rejected.append(found)
-        elif found.experience.total_reward is not None:
-            if found.experience.sampled.any():
-                groups[found.experience.group].append(found)
+    for answers in find_rollouts(config.path or "", config.subset_name):
+        if isinstance(answers, RejectedRow):
+            rejected.append(answers)
+        elif answers.experience.total_reward is not None:
+            if answers.experience.sampled.any():
+                groups[answers.experience.group].append(answers)
             else:
-                rejected.append(RejectedRow(found.location, "no token of the answer is known to be sampled"))
+                rejected.append(RejectedRow(answers.location, "no token of the answer is known to be sampled"))
     _check_tokenizer(groups, encoder, config)
     rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
     mark = hashlib.blake2b(digest_size=6)
     for chosen in _chosen(groups, config.rollouts, kind):
-        conversations = [each.conversation for each in chosen]
-        if problem := next(filter(None, (too_long(each, max_tokens) for each in conversations)), None):
+        conversations = [answer.conversation for answer in chosen]
+        if problem := next(filter(None, (too_long(conversation, max_tokens) for conversation in conversations)), None):
             rejected.append(RejectedRow(chosen[0].location, str(problem)))
             continue
         rows.append(conversations)
@@ -149,8 +149,8 @@ def _check_tokenizer(
     groups: dict[str, list[EarlierRollout]], encoder: ChatEncoder, config: ExperienceBufferConfig
 ) -> None:
     """Raise DataError if the tokens are not those of this model: they would be other text."""
-    for each in (each for group in groups.values() for each in group):
-        one, text = each.experience, each.text
+    for answer in (answer for group in groups.values() for answer in group):
+        one, text = answer.experience, answer.text
         if text is None or not one.sampled.all():
             continue
         known = int(one.tokens.max()) < len(encoder.tokenizer)
@@ -170,7 +170,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
         stores = [file for file in sorted((local / "buffer").glob("*")) if file.suffix in DATABASES]
         if len(stores) != 1:
             many = f"several stores ({', '.join(map(str, stores))})" if stores else "no store"
-            raise DataError(f"{path} is no folder of a run with a store: its buffer folder has {many}")
+            raise DataError(f"{path} is no folder of a run with a store: its buffer folder has {many}", key=str(path))
         yield from _in_store(f"sqlite:///{stores[0].absolute()}", subset)
 
 
@@ -198,8 +198,8 @@ def _in_store(url: str, subset: str | None) -> Iterator[EarlierRollout]:
         query = select(g.name, e.c.blob).join(database.tables.groups, g.id == e.c.group_id).order_by(g.id)
         with database.read() as connection:
             for name, blob in connection.execute(query.execution_options(yield_per=64)):
-                for number, each in enumerate(from_bytes(blob), 1):
-                    text = each.info.get("response")
-                    yield EarlierRollout(RowLocation(f"{names[0]} {name}", number), each, text)
+                for number, experience in enumerate(from_bytes(blob), 1):
+                    text = experience.info.get("response")
+                    yield EarlierRollout(RowLocation(f"{names[0]} {name}", number), experience, text)
     finally:
         database.close()

@@ -48,7 +48,7 @@ def entries(
     Groups with experiences come first, in order of first appearance, then the tasks that left none. Experiences without
     a group are groups of one.
     """
-    tasks = {each.group: each for each in drawn}
+    tasks = {task.group: task for task in drawn}
     groups: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for group_id, (name, members) in enumerate(_grouped(experiences)):
@@ -109,8 +109,8 @@ def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experien
 
 def _versions(members: Sequence[Experience]) -> tuple[int, int]:
     """The newest and the oldest version that sampled a token of these; -1 if none did."""
-    given = [experience.versions for experience in members if experience.versions is not None]
-    versions = given[0] if len(given) == 1 else np.concatenate(given) if given else np.empty(0, np.int32)
+    arrays = [experience.versions for experience in members if experience.versions is not None]
+    versions = arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.empty(0, np.int32)
     newest = int(versions.max(initial=-1))
     oldest = int(versions.min(initial=newest))
     return newest, oldest if oldest >= 0 or newest < 0 else int(versions[versions >= 0].min())

@@ -178,8 +178,8 @@ def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, 
     """
     working = {name: explorer for name, explorer in known.items() if is_expected(explorer)}
     return bool(working) and all(
-        each["empty_steps"] and each["step"] > before.get(name, 0) and not is_lost(each["seen"], now)
-        for name, each in working.items()
+        state["empty_steps"] and state["step"] > before.get(name, 0) and not is_lost(state["seen"], now)
+        for name, state in working.items()
     )
 
 
@@ -187,7 +187,7 @@ def describe_explorers(known: Mapping[str, Mapping[str, Any]], now: float) -> st
     """A text for log lines: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
     if not known:
         return "no explorer has been seen yet"
-    return "explorers known: " + ", ".join(f"{name} ({_describe(each, now)})" for name, each in sorted(known.items()))
+    return "explorers known: " + ", ".join(f"{name} ({_describe(state, now)})" for name, state in sorted(known.items()))
 
 
 def _describe(explorer: Mapping[str, Any], now: float) -> str:

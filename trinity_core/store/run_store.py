@@ -71,7 +71,9 @@ def read_identity(folder: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged, so the run's store is not known: restore that file ({error})") from error
+        raise DataError(
+            f"{path} is damaged, so the run's store is not known: restore that file ({error})", key=str(path)
+        ) from error
 
 
 def file_owner(config: Config, path: Path) -> dict[str, str]:
@@ -103,12 +105,13 @@ def _is_copy(known: Identity, folder: Path) -> bool:
 
 
 def _branched(known: Identity, config: Config) -> Identity:
-    """The identity of a copy of a run's folder: a run of its own, whose store is in the copied file."""
+    """The identity of a copy of a run's folder: a separate run, whose store is in the copied file."""
     if not config.is_supervised and not is_own_file(store_url(config), config.job_dir):
         raise TrinityError(
             f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "
             f"(buffer.trainer_input.experience_buffer.path). Remove one of the two folders, or begin a run with "
-            "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface"
+            "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface",
+            key="name",
         )
     return replace(known, id=uuid4().hex)
 

@@ -23,6 +23,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import clear_errors, is_full, networked
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
 
+PATH_KEY = "buffer.trainer_input.experience_buffer.path"
 PROBE_BYTES = 1 << 16
 """More than SQLite writes at once."""
 
@@ -43,9 +44,12 @@ class SQLite(StoreBackend):
     def connect(self, url: URL) -> Engine:
         """As `StoreBackend`; makes the file's folder. Raises TrinityError if it is in memory or has a `fault`."""
         if not url.database or url.database == ":memory:":
-            raise TrinityError("the experience store must outlive its process: give a file, not an in-memory database")
+            raise TrinityError(
+                "the experience store must outlive its process: give a file, not an in-memory database",
+                key=PATH_KEY,
+            )
         if fault := self.fault(url):
-            raise TrinityError(f"buffer.trainer_input.experience_buffer.path {fault}")
+            raise TrinityError(f"{PATH_KEY} {fault}", key=PATH_KEY)
         with clear_errors("making", Path(url.database).parent):
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})

@@ -416,7 +416,7 @@ class ExperienceStore:
 
     def explorer_steps(self) -> dict[str, int]:
         """The last step that each explorer has put, by its name."""
-        return {name: each["step"] for name, each in self.stats().explorers.items()}
+        return {name: explorer["step"] for name, explorer in self.stats().explorers.items()}
 
     @again_if_away
     def stats(self) -> Stats:

@@ -200,8 +200,8 @@ class Priority(Strategy):
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The groups of highest priority."""
         noise = np.random.default_rng([self.seed, version]).standard_normal(len(candidates)).tolist()
-        priorities = [self.function.priority(group, each) for group, each in zip(candidates, noise, strict=True)]
-        ranked = sorted(zip(priorities, candidates, strict=True), key=lambda each: (-each[0], each[1].id))
+        priorities = [self.function.priority(group, draw) for group, draw in zip(candidates, noise, strict=True)]
+        ranked = sorted(zip(priorities, candidates, strict=True), key=lambda pair: (-pair[0], pair[1].id))
         return Choice(take_until([group for _, group in ranked], rows))
 
 

@@ -155,7 +155,7 @@ class VllmWeights:
             self._weights = self._present
 
     def copy(self) -> None:
-        """Copy the present tensors, if there shall be copies. A pass of its own: engines pause during a push."""
+        """Copy the present tensors, if there shall be copies. A separate pass: engines pause during a push."""
         if self._copies:
             self.copied = {
                 name: tensor.detach().to("cpu", copy=True) for name, tensor in self._weights if self._engine_dtype

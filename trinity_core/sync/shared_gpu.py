@@ -69,8 +69,8 @@ class SharedGpu:
                         if is_over():
                             return False
                         tell(self._wait.note(f"{_holder(lock)} has it"))
-                    if (told := os.fstat(lock.fileno()).st_mtime_ns) != progress:
-                        progress, since = told, elapsed
+                    if (touched := os.fstat(lock.fileno()).st_mtime_ns) != progress:
+                        progress, since = touched, elapsed
                     elif elapsed - since > timeout:
                         break
                 raise TransientFault(

@@ -208,7 +208,7 @@ class WeightVersions(ABC):
         record, tensors = self._open(version)
         for name, digest in record.digests.items():
             if digest.bytes and (name not in tensors or byte_digest(tensors[name]) != digest.bytes):
-                raise WeightSyncError(self._foreign(version, name, tensors.get(name)))
+                raise WeightSyncError(self._foreign(version, name, tensors.get(name)), key=name)
 
     def _foreign(self, version: int, name: str, tensor: torch.Tensor | None) -> str:
         difference = "missing" if tensor is None else "not the one that the trainer published"
@@ -301,7 +301,10 @@ def versions_class(method: str) -> type[WeightVersions]:
     """The class that implements a `synchronizer.sync_method`. Raises `TrinityError` for an unknown name."""
     if method not in SYNC_METHODS:
         *others, last = SYNC_METHODS
-        raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}")
+        raise TrinityError(
+            f"synchronizer.sync_method {method!r} is unknown; choose {', '.join(others)} or {last}",
+            key="synchronizer.sync_method",
+        )
     implementation = resolve_name(SYNC_METHODS[method].implementation)
     assert isinstance(implementation, type) and issubclass(implementation, WeightVersions), SYNC_METHODS[
         method

@@ -100,7 +100,7 @@ def verify_parameters(
 
     `published` is value digests by Hugging Face name. `before` is what `ranks` was when the engine held version `held`.
     """
-    ranks, before = ([_chosen(rank, published) for rank in each] for each in (ranks, before))
+    ranks, before = ([_chosen(rank, published) for rank in digests] for digests in (ranks, before))
     names = sorted({name for rank in ranks for name in rank})
     wrong = []
     for packed in (False, True):
@@ -111,10 +111,12 @@ def verify_parameters(
             digests = [rank.get(name) for rank in ranks for name in parameters]
             if not _adds_up(digests, [published[name] for name in tensors], len(ranks)):
                 stale = [rank.get(name) for rank in before for name in parameters] == digests
-                wrong.append(_explain(parameters, tensors, held if stale or None in digests else None))
+                reason = _explain(parameters, tensors, held if stale or None in digests else None)
+                wrong.append((parameters[0], reason))
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
+        name, reason = wrong[0]
+        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {reason}{more}", key=name)
 
 
 def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> None:
@@ -123,7 +125,9 @@ def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> N
     changed = sorted({name for old, new in pairs for name in {*old, *new} if old.get(name) != new.get(name)})
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise WeightSyncError(f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s")
+        raise WeightSyncError(
+            f"after sleeping, the engine's parameter {changed[0]}{more} is not version {version}'s", key=changed[0]
+        )
 
 
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
@@ -131,8 +135,8 @@ def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[
     chosen: dict[str, int | None] = {}
     for names, value in rank.items():
         kind = next((kind for kind in (PACKED, COMPUTED) if names.endswith(kind)), "")
-        each = names.removesuffix(kind).split(SAME)
-        own = [name for name in each if name in published] or [min(each, key=lambda name: name.count("."))]
+        aliases = names.removesuffix(kind).split(SAME)
+        own = [name for name in aliases if name in published] or [min(aliases, key=lambda name: name.count("."))]
         chosen |= {f"{name}{kind}": value for name in own}
     return chosen
 
@@ -158,10 +162,10 @@ def match(
                 groups.setdefault(_place(own, depth, by_leaf), ([], []))[0].append(name)
             for name in sorted(left[1]):
                 groups.get(_place(name, depth, by_leaf), ([], []))[1].append(name)
-            for found, made_of in groups.values():
-                if made_of:
-                    yield found, made_of
-                    left = ({n: own for n, own in left[0].items() if n not in found}, left[1] - set(made_of))
+            for members, sources in groups.values():
+                if sources:
+                    yield members, sources
+                    left = ({n: own for n, own in left[0].items() if n not in members}, left[1] - set(sources))
     yield from (([name], []) for name in left[0])
 
 
@@ -173,10 +177,10 @@ def _place(name: str, depth: int, by_leaf: bool) -> tuple[str, ...]:
     return (*modules[:depth], leaf) if by_leaf else tuple(modules[:depth])
 
 
-def _adds_up(found: Sequence[int | None], tensors: Sequence[int], ranks: int) -> bool:
+def _adds_up(values: Sequence[int | None], tensors: Sequence[int], ranks: int) -> bool:
     """True if each tensor is among the ranks a whole number of times: once in shards, or copied to several ranks."""
-    present = [value for value in found if value is not None]
-    if not tensors or len(present) != len(found):
+    present = [value for value in values if value is not None]
+    if not tensors or len(present) != len(values):
         return False
     copies = [count for count in range(1, ranks + 1) if ranks % count == 0]
     ways = product(copies, repeat=len(tensors)) if len(tensors) <= FEW else ((c,) * len(tensors) for c in copies)

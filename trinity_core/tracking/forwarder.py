@@ -62,7 +62,10 @@ REGISTERING = ("train", "both")
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
     """The tracking system by its name in `monitor.monitor_type`, with those of `info.args` that it takes."""
     if monitor_type not in MONITORS:
-        raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
+        raise TrinityError(
+            f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.",
+            key="monitor.monitor_type",
+        )
     monitor = MONITORS[monitor_type]
     model = MONITORS.arguments(monitor, monitor_type)
     args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
@@ -80,7 +83,7 @@ FAILED_CLOSE_SECONDS = 5.0
 class Forwarder:
     """Forwards what has appeared since the last `poll`. Not thread-safe.
 
-    `explorer` is the name of this flow's own one. Where each explorer has a run of its own in the tracking system, the
+    `explorer` is the name of this flow's explorer. Where each explorer has its own run in the tracking system, the
     flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away. `target` tells
     tracking systems apart: one that has been given nothing yet gets everything. `scores` gives the scores that count,
     by step; without it, `latest_scores`.
@@ -157,7 +160,7 @@ class Forwarder:
         for tail in self._tails if isinstance(self.writer, TracingWriter) else []:
             with tail.exclusive():
                 waiting = [
-                    each for each in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(each[0])
+                    file for file in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(file[0])
                 ]
                 for _, _, path in waiting[:-MOST_TRACES]:
                     self._drop_traces(path, f"more than {MOST_TRACES} steps wait")

@@ -35,7 +35,7 @@ class LogEntry:
 
 
 def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntry]:
-    """The entries of whole lines of a log file; lines that go on with the entry `before` have its time and level."""
+    """The entries of whole lines of a log file; continuation lines of the entry `before` have its time and level."""
     entries: list[LogEntry] = []
     for line in text.splitlines():
         begin = _BEGIN.match(line)
@@ -64,13 +64,13 @@ class LogStream:
 
     def read(self) -> list[LogEntry]:
         """New entries of all actors, by time. A line that is not written whole yet is left for the next time."""
-        found = []
+        collected = []
         for path, actor in self._files():
             entries = parse(self._new_text(path), actor, self._last.get(path))
             if entries:
                 self._last[path] = entries[-1]
-            found += entries
-        return sorted(found, key=lambda entry: entry.time)
+            collected += entries
+        return sorted(collected, key=lambda entry: entry.time)
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         """Each log file and its actor, with the run's name in front where there are several runs."""
@@ -107,7 +107,7 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
     Without actors all of them count. Raises TrinityError for a level that does not exist.
     """
     if level.upper() not in LEVELS:
-        raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.")
+        raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.", key="--level")
     least = _severity(level.upper())
 
     def passes(entry: LogEntry) -> bool:

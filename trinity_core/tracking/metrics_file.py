@@ -100,18 +100,18 @@ def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
     path = metrics_path(job_dir)
     if not path.exists():
         return []
-    found = b"".join(raw for raw in path.read_bytes().splitlines(keepends=True) if b'"source": "eval' in raw)
-    return [line for line in parse(found) if stream_of(line.source) == "eval"]
+    evaluations = b"".join(raw for raw in path.read_bytes().splitlines(keepends=True) if b'"source": "eval' in raw)
+    return [line for line in parse(evaluations) if stream_of(line.source) == "eval"]
 
 
 def series(lines: list[MetricLine], name: str, source: str | None = None) -> dict[int, float]:
     """step -> value of one metric; if a step was written twice (by a resumed run), the later line counts."""
-    found = {
+    values = {
         line.step: line.metrics[name]
         for line in lines
         if name in line.metrics and (source is None or line.source == source)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(values.items()))
 
 
 def explorer_source(name: str) -> str:
@@ -193,7 +193,7 @@ def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[
     """Delete the lines after `step`, for a run that resumes from that checkpoint; returns their number.
 
     Explorers count explore steps: `explorer_steps` gives the last one of each by name, and lines of others stay. It is
-    asked while nobody can write: an explorer that works on has stored a step before it writes the line.
+    asked while no process can write: an explorer that works on has stored a step before it writes the line.
     """
     path = metrics_path(job_dir)
     if not path.exists():

@@ -16,8 +16,6 @@ from trinity_core.tracking.scores import data_digest
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-    from trinity_core.tracking.writers import RunInfo
-
 DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
 MOST_BYTES = 1 << 30
@@ -26,25 +24,27 @@ LONGEST_DIGEST = 36
 """Characters that MLflow takes."""
 
 
-def description(info: RunInfo, root: Path) -> str:
+def description(job_dir: Path) -> str:
     """Markdown: the run's page, rollouts and logs, as links to Studio while `trinity up` serves it, or as commands."""
-    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(info.job_dir))}`"
-    return " · ".join([*studio_links(root, f"{info.project}/{info.name}"), logs])
+    logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
+    return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
     """The data sets of a run, with the fingerprint of their files; a hub data set's is its name."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    found = []
-    for context, given in _data(config):
-        path = str(given["path"])
-        digest = _digest(path, str(given.get("split") or ""), given.get("subset_name"))
+    inputs = []
+    for context, data_set in _data(config):
+        path = str(data_set["path"])
+        digest = _digest(path, str(data_set.get("split") or ""), data_set.get("subset_name"))
         kind = "local" if is_local(path) else "hugging_face"
-        name = str(given.get("name") or Path(path).name)
-        dataset = Dataset(name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": given.get("split")}))
-        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-    return found
+        name = str(data_set.get("name") or Path(path).name)
+        dataset = Dataset(
+            name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": data_set.get("split")})
+        )
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return inputs
 
 
 def _digest(path: str, split: str, subset: str | None) -> str:
@@ -60,9 +60,12 @@ def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Context → settings of each data set that has a path."""
     buffer = config.get("buffer") or {}
     explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
-    sets = [("training", explorer.get("taskset")), *(("training", each) for each in explorer.get("tasksets") or ())]
-    sets += [("evaluation", each) for each in explorer.get("eval_tasksets") or ()]
-    sets.append(("training", trainer.get("experience_buffer")))
-    for context, given in sets:
-        if given and given.get("path") and "://" not in str(given["path"]):
-            yield context, given
+    data_sets = [
+        ("training", explorer.get("taskset")),
+        *(("training", tasks) for tasks in explorer.get("tasksets") or ()),
+    ]
+    data_sets += [("evaluation", tasks) for tasks in explorer.get("eval_tasksets") or ()]
+    data_sets.append(("training", trainer.get("experience_buffer")))
+    for context, data_set in data_sets:
+        if data_set and data_set.get("path") and "://" not in str(data_set["path"]):
+            yield context, data_set

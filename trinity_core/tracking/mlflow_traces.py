@@ -54,11 +54,11 @@ def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended:
     """The rollout, and below it a span for each turn that has followed the prompt."""
     root, span = _span_id(trace_id, 0), partial(_span, began=began, ended=ended)
     yield span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response)
-    said = rollout.turns or [
+    turns = rollout.turns or [
         {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
     ]  # fmt: skip
     before: Any = None
-    for number, turn in enumerate(said, 1):
+    for number, turn in enumerate(turns, 1):
         role = str(turn.get("role", ""))
         if role in KINDS or (number > 1 and role != "system"):
             kind = KINDS.get(role, "UNKNOWN")
@@ -67,7 +67,15 @@ def _spans(trace_id: str, name: str, rollout: SampledRollout, began: int, ended:
 
 
 def _span(
-    trace_id: str, span_id: str, parent: str | None, name: str, kind: str, given: Any, said: Any, began: int, ended: int
+    trace_id: str,
+    span_id: str,
+    parent: str | None,
+    name: str,
+    kind: str,
+    inputs: Any,
+    outputs: Any,
+    began: int,
+    ended: int,
 ) -> Span:
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
@@ -75,8 +83,8 @@ def _span(
     values = {
         SpanAttributeKey.REQUEST_ID: trace_id,
         SpanAttributeKey.SPAN_TYPE: kind,
-        SpanAttributeKey.INPUTS: given,
-        SpanAttributeKey.OUTPUTS: said,
+        SpanAttributeKey.INPUTS: inputs,
+        SpanAttributeKey.OUTPUTS: outputs,
     }
     return Span.from_dict(
         {
@@ -104,11 +112,11 @@ def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
 
     source = AssessmentSource("CODE", "trinity")
     numbers = rollout.parts | ({} if rollout.reward is None else {"reward": rollout.reward})
-    found: list[Assessment] = [
+    assessments: list[Assessment] = [
         Feedback(name, value, source=source, trace_id=trace_id) for name, value in sorted(numbers.items())
     ]
     if rollout.truth:
-        found.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))
-    for each in found:  # by its id it takes the place of one that was sent before
-        each.assessment_id = f"a-{sha256(f'{trace_id} {each.name}'.encode()).hexdigest()[:32]}"
-    return found
+        assessments.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))
+    for assessment in assessments:  # by its id it takes the place of one that was sent before
+        assessment.assessment_id = f"a-{sha256(f'{trace_id} {assessment.name}'.encode()).hexdigest()[:32]}"
+    return assessments

@@ -16,7 +16,6 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -209,8 +208,8 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if version.tags.get("score") != score:
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
-        scored = {each: found for each, found in versions.items() if "score" in found.tags}
-        scores = {each: float(found.tags["score"]) for each, found in scored.items() if self.counts(each)}
+        scored = {step: version for step, version in versions.items() if "score" in version.tags}
+        scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
@@ -257,25 +256,25 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
         Versions that the user registered from the run are ignored.
         """
-        found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        return {int(each.tags["step"]): each for each in found if each.name == self._name and "step" in each.tags}
+        versions = self._client.search_model_versions(f"run_id = '{self.run_id}'")
+        return {int(one.tags["step"]): one for one in versions if one.name == self._name and "step" in one.tags}
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(self._info.project)
-        if found is not None:
-            if found.tags.get(KIND, "inferred").endswith("inferred"):
-                self._client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
-            return found.experiment_id
+        experiment = self._client.get_experiment_by_name(self._info.project)
+        if experiment is not None:
+            if experiment.tags.get(KIND, "inferred").endswith("inferred"):
+                self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+            return experiment.experiment_id
         local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
         try:
             return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
         except MlflowException as error:  # another run of the project created it first
-            found = self._client.get_experiment_by_name(self._info.project)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(self._info.project)
+            if experiment is None:
                 raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
-            return found.experiment_id
+            return experiment.experiment_id
 
     def _parent(self) -> str:
         """The pipeline's run, of which this one is a stage."""
@@ -295,7 +294,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
-            self._describe(kept["run_id"], job_dir)
+            self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
                 if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
@@ -308,18 +307,13 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if parent:
             tags["mlflow.parentRunId"] = parent
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
-        self._describe(run_id, job_dir)
+        self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, flatten(self._info.config))
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
         return run_id
-
-    def _describe(self, run_id: str, job_dir: Path) -> None:
-        """Where else the run is shown; addresses of `trinity up` may be others than at its last start."""
-        text = description(replace(self._info, job_dir=job_dir, name=job_dir.name), self._root)
-        self._client.set_tag(run_id, DESCRIPTION, text)
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         for batch in _batches(params, PARAMS_BATCH):
@@ -380,6 +374,23 @@ def served_run(job_dir: Path) -> str:
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
 
+def describe_runs(checkpoint_root_dir: Path) -> None:
+    """Give the descriptions of all runs in the store beside the checkpoints the addresses of `trinity up`."""
+    uri = default_uri(checkpoint_root_dir)
+    kept = {note.parent.parent: read_note(note) for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
+    kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
+    if not kept or fault_of(uri, checkpoint_root_dir):
+        return
+    try:
+        client = open_client(uri, None, None, checkpoint_root_dir)
+        for job_dir, note in kept.items():
+            client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+    except Exception as error:
+        if not is_away(error):
+            raise
+        log.warning("the descriptions of runs in MLflow keep their links, because its store is away: %s", error)
+
+
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
@@ -420,7 +431,7 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
-        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
+        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
 
 

@@ -75,7 +75,7 @@ class TensorBoardWriter:
 class WandbWriter(RunPerExplorer):
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
 
-    An explorer that is a flow of its own has a W&B run of its own, in the run's group: W&B allows one writer.
+    An explorer in a separate flow has its own W&B run, in the run's group: W&B allows one writer.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class WandbWriter(RunPerExplorer):
         folder.mkdir(parents=True, exist_ok=True)
         # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
-        given = {"base_url": base_url, "api_key": api_key}
-        settings |= {name: value for name, value in given.items() if value}
+        connection = {"base_url": base_url, "api_key": api_key}
+        settings |= {name: value for name, value in connection.items() if value}
         try:
             self._run = wandb.init(
                 project=info.project,

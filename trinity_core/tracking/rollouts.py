@@ -88,18 +88,18 @@ def read_rollouts(path: Path) -> list[SampledRollout]:
     known = set(SampledRollout.__dataclass_fields__)
     lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may stand within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
-    found = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
-    return [replace(each, span=(each.span[0], each.span[1])) if each.span else each for each in found]
+    sampled = [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
+    return [replace(one, span=(one.span[0], one.span[1])) if one.span else one for one in sampled]
 
 
 def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
     """(source, step, file) of all sampled rollouts (or of those in `folder`), by step."""
-    found = [
+    files = [
         (match, path)
         for path in (folder or rollouts_dir(job_dir)).glob("*.jsonl")
         if (match := _NAME.fullmatch(path.name))
     ]
-    return sorted(((match["source"], int(match["step"]), path) for match, path in found), key=lambda entry: entry[1:])
+    return sorted(((match["source"], int(match["step"]), path) for match, path in files), key=lambda entry: entry[1:])
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
@@ -119,5 +119,5 @@ def markdown_text(text: str, width: int) -> str:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
-    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, where a line of its own begins
+    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, at the beginning of a line
     return text.replace("\r", "").replace("\n", "<br>")

@@ -36,26 +36,26 @@ def score_fingerprint(config: Config, step: int) -> str:
     Those belong to the run and the step. Step 0 is `model.model_path` with the adapter to start from, whose files are
     part of the fingerprint, or the external model: its address, name and `request_args`.
     """
-    given, model = to_dict(config), to_dict(config)["model"]
+    settings, model = to_dict(config), to_dict(config)["model"]
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
     template = model["chat_template_path"]
     made_with = {
-        "seed": given["seed"],
+        "seed": settings["seed"],
         "model": _model_digest(config.model.model_path) if step == 0 and not config.external_model else "",
         "prompts and sampling": prompts,
         "chat template": _files_digest([Path(template).expanduser()]) if template else "",
-        "eval sets": given["buffer"]["explorer_input"]["eval_tasksets"],
+        "eval sets": settings["buffer"]["explorer_input"]["eval_tasksets"],
         "data": [
-            data_digest(each.path, each.split, each.subset_name) for each in config.buffer.explorer_input.eval_tasksets
+            data_digest(data.path, data.split, data.subset_name) for data in config.buffer.explorer_input.eval_tasksets
         ],
         "auxiliary models": [
-            {name: value for name, value in each.items() if name not in ASIDE}
-            | {"files": _model_digest(each["model_path"])}
-            for each in given["explorer"]["auxiliary_models"]
+            {name: value for name, value in auxiliary.items() if name not in ASIDE}
+            | {"files": _model_digest(auxiliary["model_path"])}
+            for auxiliary in settings["explorer"]["auxiliary_models"]
         ],
         "workflows": {
-            "max_timeout": given["explorer"]["max_timeout"],
-            "env_vars": sorted(given["explorer"]["env_vars"]),
+            "max_timeout": settings["explorer"]["max_timeout"],
+            "env_vars": sorted(settings["explorer"]["env_vars"]),
         },
         "plugins": _plugins_digest(config.plugin_dir),
     }
@@ -65,7 +65,7 @@ def score_fingerprint(config: Config, step: int) -> str:
         names = ("base_url", "model_name", "request_args")
         made_with["external model"] = {name: getattr(external, name) for name in names}
     else:
-        made_with["engines"] = {name: given["explorer"]["rollout_model"][name] for name in ENGINE}
+        made_with["engines"] = {name: settings["explorer"]["rollout_model"][name] for name in ENGINE}
     return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -73,7 +73,7 @@ def valid_scores(config: Config) -> dict[int, float]:
     """step -> score of the run's weights; only scores that were made with what the configuration says now.
 
     A score is the mean over all eval sets: an evaluation in which one has no verdict gives none. A configuration
-    without eval sets, such as that of a trainer whose explorer is a run of its own, takes `latest_scores`.
+    without eval sets, such as that of a trainer whose explorer is a separate run, takes `latest_scores`.
     """
     sets = [str(taskset.name) for taskset in config.buffer.explorer_input.eval_tasksets]
     return _scores(_valid_lines(config), sets)
@@ -81,8 +81,8 @@ def valid_scores(config: Config) -> dict[int, float]:
 
 def valid_metrics(config: Config, step: int) -> dict[str, float]:
     """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
-    found = [line.metrics for line in _valid_lines(config) if line.step == step]
-    return found[-1] if found else {}
+    metrics = [line.metrics for line in _valid_lines(config) if line.step == step]
+    return metrics[-1] if metrics else {}
 
 
 def latest_scores(job_dir: Path | str) -> dict[int, float]:

@@ -88,7 +88,7 @@ class Writer(Protocol):
 
 
 class RunPerExplorer:
-    """A base of writers with a run of its own for each explorer that is a flow of its own."""
+    """Base of writers that give each explorer in a separate flow its own run."""
 
 
 class TracingWriter:

@@ -96,7 +96,7 @@ def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | 
     """Put every unit into one micro-batch of at most `budget` tokens, the same number of micro-batches on each rank.
 
     The number of rounds is the least that the budget allows; for that number the largest micro-batch is as small as
-    possible, so that ranks wait little for each other. A unit beyond the budget gets a micro-batch of its own.
+    possible, so that ranks wait little for each other. A unit beyond the budget gets its own micro-batch.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
     wanted = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks

@@ -83,7 +83,8 @@ def uses_gpu() -> bool:
         reason = str(error).strip()
     raise TrinityError(
         f"the trainer was given GPU {visible} (CUDA_VISIBLE_DEVICES), but torch cannot use it: {reason}. Install a "
-        "driver that fits this torch, or train on the CPU with cluster.gpu_per_node: 0"
+        "driver that fits this torch, or train on the CPU with cluster.gpu_per_node: 0",
+        key="cluster.gpu_per_node",
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.config.schema import Config
-from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
+from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
 
@@ -58,7 +58,7 @@ class TrainingEngine:
         """What alone is trained and saved of the module; None: all of it."""
         self.settings = settings
         self.device = ranks.device
-        config = deepspeed_config(settings, ranks.world_size)
+        config = deepspeed_config(settings, ranks)
         place(module, settings, config, ranks.device)
         self.optimizer = torch.optim.AdamW(
             [p for p in module.parameters() if p.requires_grad],
@@ -74,6 +74,8 @@ class TrainingEngine:
             config=config,
             dist_init_required=False,
         )
+        if settings.zero_stage == 3:
+            _update_in_place(self.deepspeed.optimizer)
         self.plain = settings.zero_stage == 0
         """True if the optimiser holds the parameters themselves: no partitions and no float32 copy."""
 
@@ -169,7 +171,7 @@ class FrozenModule:
             return
         import deepspeed
 
-        config = deepspeed_config(settings, ranks.world_size)
+        config = deepspeed_config(settings, ranks)
         place(module, settings, config, ranks.device)
         self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
 
@@ -188,6 +190,17 @@ class FrozenModule:
             self.module.to(self.rests_on)
 
 
+def _update_in_place(zero: Any) -> None:
+    """Let the optimiser of ZeRO 3 update float32 weights themselves.
+
+    DeepSpeed 0.19.8 means to, but keeps a copy: it compares a tensor's device with the name of one.
+    """
+    groups = zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True)
+    for updated, weights in groups:
+        if (updated.dtype, updated.device) == (weights.dtype, weights.device):
+            updated.data = weights.data
+
+
 def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], device: torch.device) -> None:
     """Move a module to its device; under ZeRO 3 tensor by tensor, so that a device never holds more than its part."""
     if settings.zero_stage == 3:
@@ -197,19 +210,20 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
     module.to(device)
 
 
-def deepspeed_config(settings: TrainingEngineSettings, world_size: int) -> dict[str, Any]:
+def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str, Any]:
     """DeepSpeed's configuration. Its batch sizes are placeholders: micro-batches are planned by `batching.py`."""
-    zero: dict[str, Any] = {
-        "stage": settings.zero_stage,
-        "reduce_bucket_size": REDUCE_BUCKET,
-        "stage3_max_live_parameters": MAX_LIVE,
-    }
+    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    if ranks.device.type == "cuda":
+        zero |= {"reduce_bucket_size": REDUCE_BUCKET, "stage3_max_live_parameters": MAX_LIVE}
+    else:
+        bounded = ("reduce_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size")
+        zero |= dict.fromkeys(bounded, AT_ONCE_ON_CPU)
     if settings.optimizer_offload and settings.zero_stage:
         zero["offload_optimizer"] = {"device": "cpu"}
     if settings.param_offload and settings.zero_stage == 3:
         zero["offload_param"] = {"device": "cpu"}
     return {
-        "train_batch_size": world_size,
+        "train_batch_size": ranks.world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.grad_clip if settings.zero_stage else 0.0,
@@ -235,6 +249,27 @@ def decoder_layers(lm: nn.Module) -> list[nn.Module]:
     """The repeated layers of a transformers model, as named by its `_no_split_modules`."""
     names = set(getattr(lm, "_no_split_modules", None) or ())
     return [module for module in lm.modules() if type(module).__name__ in names]
+
+
+@contextmanager
+def beginning_on(device: torch.device, lm: nn.Module) -> Iterator[None]:
+    """A context in which `lm` has its first two layers alone, on `device`, where there may be no room for the others.
+
+    A model without a list of its layers stays as and where it is.
+    """
+    names = {type(layer) for layer in decoder_layers(lm)}
+    stacks = [m for m in lm.modules() if isinstance(m, nn.ModuleList) and {type(layer) for layer in m} <= names]
+    others = [(stack, list(stack)[2:]) for stack in stacks]
+    try:
+        for stack, _ in others:
+            del stack[2:]
+        if others:
+            lm.to(device)
+        yield
+    finally:
+        lm.to(HOST)
+        for stack, rest in others:
+            stack.extend(rest)
 
 
 def uncompiled() -> AbstractContextManager[Any]:

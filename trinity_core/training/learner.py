@@ -12,6 +12,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from trinity_core.training.engine import (
     FrozenModule,
     TrainingEngine,
     TrainingEngineSettings,
+    beginning_on,
     compile_layers,
     free_cached,
 )
@@ -127,6 +129,8 @@ class Learner:
         self.critic_alone = self.critic.settings.warmup_steps if self.critic else 0
         """First steps in which the policy rests; its learning rate counts the steps after them."""
         self.schedule = _schedule(settings, max(1, total_steps - self.critic_alone))
+        self.frees = stage == 3 and ranks.device.type == "cpu"
+        """What a step frees leaves the process at once: whoever divides a model wants memory more than time."""
         self.cut = _cut(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
@@ -151,6 +155,10 @@ class Learner:
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
+        with freeing_at_once() if self.frees else nullcontext():
+            return self._step(experiences, step)
+
+    def _step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         watch = StepTimer()
         with watch.part("lay_out"):
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
@@ -364,9 +372,15 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 
 
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
-    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective."""
-    found = find_fast_paths(lm) if ranks.first else None
-    message = json.dumps([astuple(found), lm.config._attn_implementation]).encode() if found else None
+    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective.
+
+    Where the model is on the host, to be divided among GPUs, its kernel is tried on the GPU with its first layers.
+    """
+    fast = find_fast_paths(lm) if ranks.first else None
+    if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
+        with beginning_on(ranks.device, lm):
+            fast = replace(fast, by_length=find_fast_paths(lm).by_length)
+    message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
         lm.set_attn_implementation(implementation)

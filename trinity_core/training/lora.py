@@ -49,9 +49,9 @@ def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """
     key = "model.lora_configs[0].load_in_4bit"
     if device.type != "cuda":
-        raise TrinityError(f"{key}: needs a GPU; on this machine leave it out")
+        raise TrinityError(f"{key}: needs a GPU; on this machine leave it out", key=key)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise TrinityError(f"{key}: needs bitsandbytes; install it: pip install -r requirements/qlora.txt")
+        raise TrinityError(f"{key}: needs bitsandbytes; install it: pip install -r requirements/qlora.txt", key=key)
     from transformers import BitsAndBytesConfig
 
     settings = BitsAndBytesConfig(
@@ -81,22 +81,28 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         try:
             peft.inject_adapter_in_model(settings, lm, ACTIVE)
         except ValueError as error:
-            raise TrinityError(f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}") from error
+            raise TrinityError(
+                f"model.lora_configs[0].target_modules: {str(error).splitlines()[0]}",
+                key="model.lora_configs[0].target_modules",
+            ) from error
     if lm.get_output_embeddings() is not head:
         raise TrinityError(
             "model.lora_configs[0].target_modules: the output embedding cannot have an adapter: log-probs are computed "
-            "with its weight, which may be the input embedding's too; leave it out"
+            "with its weight, which may be the input embedding's too; leave it out",
+            key="model.lora_configs[0].target_modules",
         )
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}
     if other := [name for name in tensors if not is_adapter(plain_name(name))]:
         raise TrinityError(
             f"model.lora_configs[0].target_modules: {other[0]} is no matrix of a linear layer, and adapters of others "
-            "are not supported; name linear layers, or all-linear"
+            "are not supported; name linear layers, or all-linear",
+            key="model.lora_configs[0].target_modules",
         )
     if transposed := [name for name, module in lm.named_modules() if vars(module).get("fan_in_fan_out")]:
         raise TrinityError(
             f"model.lora_configs[0].target_modules: {transposed[0]} keeps its matrix transposed, as GPT-2 does, and "
-            "adapters of such matrices are not supported; name others, or leave model.lora_configs out"
+            "adapters of such matrices are not supported; name others, or leave model.lora_configs out",
+            key="model.lora_configs[0].target_modules",
         )
     for p in tensors.values():
         p.data = p.data.to(dtype)
@@ -108,13 +114,14 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
 def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:
     """Give the tensors of the model's adapter the values of the one in `folder`."""
     if fault := start_fault(lora):
-        raise TrinityError(f"model.lora_configs[0].path: {fault}")
+        raise TrinityError(f"model.lora_configs[0].path: {fault}", key="model.lora_configs[0].path")
     saved = read_tensors(folder)
     wrong = set(saved) ^ set(tensors) or {name for name, p in tensors.items() if p.shape != saved[name].shape}
     if wrong:
         raise TrinityError(
             f"model.lora_configs[0].path: the adapter in {folder} and this model's with these target_modules are not "
-            f"alike at {min(wrong)}; give the target_modules that the adapter was trained with, and its base"
+            f"alike at {min(wrong)}; give the target_modules that the adapter was trained with, and its base",
+            key="model.lora_configs[0].path",
         )
     with torch.no_grad():
         for name, p in tensors.items():

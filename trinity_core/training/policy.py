@@ -160,12 +160,12 @@ def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Ten
     if not isinstance(temperature, Tensor):
         return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, bias=head.bias)
     logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
-    for each in temperature.unique().tolist():
-        rows = (temperature == each).nonzero()[:, 0]
-        found = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], each, bias=head.bias)
+    for degree in temperature.unique().tolist():
+        rows = (temperature == degree).nonzero()[:, 0]
+        values = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], degree, bias=head.bias)
         logprobs, entropy = (
             total.index_copy(0, rows, part.to(total.dtype))
-            for total, part in zip((logprobs, entropy), found, strict=True)
+            for total, part in zip((logprobs, entropy), values, strict=True)
         )
     return logprobs, entropy
 
@@ -207,7 +207,9 @@ def load_causal_lm(
 
     AttentionInterface.register(ATTENTION, attention)
     if Path(path).exists() and not (Path(path) / "config.json").exists():
-        raise TrinityError(f"model.model_path {path} has no config.json; give a Hugging Face model folder")
+        raise TrinityError(
+            f"model.model_path {path} has no config.json; give a Hugging Face model folder", key="model.model_path"
+        )
     common: dict[str, Any] = {
         "dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code,
     }  # fmt: skip
@@ -220,7 +222,9 @@ def load_causal_lm(
                 lm = AutoModelForCausalLM.from_config(config, **common)
             lm.tie_weights()
     except OSError as error:
-        raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise TrinityError(
+            f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}", key="model.model_path"
+        ) from error
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
     without_dropout(lm)
@@ -244,7 +248,8 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
         raise TrinityError(
             f"model.max_model_len is {max_model_len}, but {config.model_type} has rotary embeddings of type 'dynamic' "
             f"for {config.max_position_embeddings} positions, and engine and trainer would scale them differently "
-            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type"
+            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type",
+            key="model.max_model_len",
         )
     if "longrope" in kinds and not long:
         raise TrinityError(

@@ -145,7 +145,8 @@ def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
         except (ValueError, TypeError, OSError) as error:
             raise TrinityError(
                 f"model.model_path {model.model_path}: its configuration or tokenizer cannot be written to "
-                f"checkpoints; repair the model's folder: {error}"
+                f"checkpoints; repair the model's folder: {error}",
+                key="model.model_path",
             ) from error
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -30,11 +30,11 @@ def split_sequences(ranks: Ranks, size: int) -> Ranks:
     if size == 1:
         return ranks
     if ranks.world_size % size:
-        raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)")
+        raise TrinityError(f"{KEY} is {size}, which does not divide the {ranks.world_size} trainer worker(s)", key=KEY)
     sharing = [range(first, first + size) for first in range(0, ranks.world_size, size)]
     alike = [range(place, ranks.world_size, size) for place in range(size)]
-    groups = {tuple(each): torch.distributed.new_group(list(each)) for each in [*sharing, *alike]}
-    own = [groups[tuple(each)] for kind in (sharing, alike) for each in kind if ranks.rank in each]
+    groups = {tuple(members): torch.distributed.new_group(list(members)) for members in [*sharing, *alike]}
+    own = [groups[tuple(members)] for kind in (sharing, alike) for members in kind if ranks.rank in members]
     return replace(ranks, sequence=SequenceGroup(ranks.rank % size, size, own[0]), data_group=own[1])
 
 
@@ -50,11 +50,14 @@ def install(lm: Any, sequence: SequenceGroup) -> None:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if lm.config._attn_implementation != ATTENTION:
-        raise TrinityError(f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers")
+        raise TrinityError(
+            f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers", key=KEY
+        )
     if heads % sequence.size or (kv_heads % sequence.size and sequence.size % kv_heads):
         raise TrinityError(
             f"{KEY} is {sequence.size}, but {lm.config.model_type} has {heads} heads of queries and {kv_heads} of "
-            "keys: they cannot be shared out evenly. Choose a divisor of both, or a multiple of the latter"
+            "keys: they cannot be shared out evenly. Choose a divisor of both, or a multiple of the latter",
+            key=KEY,
         )
     channels = getattr(config, "head_dim", None) or config.hidden_size // heads
     exchange = UlyssesSPAttentionHF(

@@ -110,7 +110,7 @@ class SupervisedSource:
         }
         if others:
             self.order["share of each data set"] = dict(
-                zip([each.name for each in (data, *others)], weights, strict=True)
+                zip([source.name for source in (data, *others)], weights, strict=True)
             )
             self.order["buffer.trainer_input.auxiliary_buffers"] = [other.fingerprint for other in others]
 
@@ -307,10 +307,12 @@ def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
     wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
     if not wanted:
         return None, {}
-    opened = [open_supervised(config, each, "demonstrations", number) for number, each in enumerate(buffers.values())]
+    opened = [
+        open_supervised(config, source, "demonstrations", number) for number, source in enumerate(buffers.values())
+    ]
     if not opened:
         raise DataError(f"sample_strategy '{config.algorithm.sample_strategy}' has no auxiliary buffer to draw from")
-    order = {"seed": config.seed, "buffer.trainer_input.auxiliary_buffers": [each.fingerprint for each in opened]}
+    order = {"seed": config.seed, "buffer.trainer_input.auxiliary_buffers": [data.fingerprint for data in opened]}
     if len(opened) == 1:
         return ExpertData(len(opened[0]), opened[0].experiences, config.seed), order
     weights = list(shares(config).values())

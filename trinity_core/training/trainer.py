@@ -163,7 +163,7 @@ class Trainer:
         if progress.state == "done" and self.source is not None:
             self._untrained = self.source.untrained_rows()
         if self.source is not None:
-            self._explorers = {name: asdict(each) for name, each in self.source.contributions().items()}
+            self._explorers = {name: asdict(contribution) for name, contribution in self.source.contributions().items()}
         if self._ended == "no more experiences" and self.source is not None:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
@@ -237,9 +237,9 @@ class Trainer:
     def _by_explorer(self) -> dict[str, float]:
         """Rows of the step's batch and their mean staleness, by explorer."""
         contributions = self.source.contributions(self.progress.step) if self.source is not None else {}
-        rows = {f"rows/{name}": float(each.rows) for name, each in contributions.items()}
+        rows = {f"rows/{name}": float(contribution.rows) for name, contribution in contributions.items()}
         return rows | {
-            f"staleness/{name}": each.staleness for name, each in contributions.items() if each.staleness is not None
+            f"staleness/{name}": part.staleness for name, part in contributions.items() if part.staleness is not None
         }
 
     def _tell(self, text: str) -> None:
@@ -281,7 +281,8 @@ def check_first_gap(metrics: Mapping[str, float], config: Config, on_gpu: bool) 
             f"algorithm.max_rollout_gap: in step 1 the log-probs of engine and trainer differ by {gap:.3g} nats a "
             f"token in the mean; with the same weights at most {limit:g} is plausible. Look at what changes them in "
             "the engine alone: extra_engine_args, sampling arguments, log-probs that a workflow gives. Set a larger "
-            "algorithm.max_rollout_gap if the gap is meant."
+            "algorithm.max_rollout_gap if the gap is meant.",
+            key="algorithm.max_rollout_gap",
         )
 
 

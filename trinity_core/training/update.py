@@ -183,7 +183,8 @@ def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
             raise InputError(
                 f"run {row.run} of group '{row.group}' was sampled at temperature {sampled.max():g}, but its teacher's "
                 "log-probs are at 1: the student would be trained away from its teacher; set the task set's "
-                "rollout_args.temperature to 1, and give the run another `name` if such rows wait in its store"
+                "rollout_args.temperature to 1, and give the run another `name` if such rows wait in its store",
+                key="rollout_args.temperature",
             )
 
 
@@ -253,7 +254,7 @@ def step_in_error(step: int) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"train step {step}: {error}") from error
+        raise InputError(f"train step {step}: {error}", key=error.key) from error
 
 
 def check_finite(

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own if there are any.
+    """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any.
 
     `threads`: those of torch in one process on the CPU; None: as many as it takes by itself.
     """

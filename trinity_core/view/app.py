@@ -163,16 +163,16 @@ def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group for the table; where there are none, what became of its task."""
+    """The rollouts of a group for the table; without rollouts, what became of its task."""
     group = {name: entry[name] for name in ("id", "step", "task", "state")}
     none: dict[str, Any] = {"prompt": "", "response": entry["failure"] or "", "truth": "", "metrics": {}}
-    found = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
-    return [group | {"place": place} | rollout for place, rollout in enumerate(found)]
+    rollouts = _rollouts(run, entry) or [none | dict.fromkeys(("reward", "advantage", "response_length"))]
+    return [group | {"place": place} | rollout for place, rollout in enumerate(rollouts)]
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
     """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
-    sampled = [] if experience.versions is None else [each for each in experience.versions.tolist() if each >= 0]
+    sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
     known = ("prompt", "response", "truth")
     return {
         "run": experience.run, "turn": experience.turn, "reward": experience.reward, "metrics": experience.metrics,
@@ -182,7 +182,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
         "advantage": mean_advantage(experience, advantages),
         **{name: _cut(experience.info.get(name, "")) for name in known},
-        "info": {name: _cut(value) for name, value in experience.info.items() if name not in known},
+        "info": {_cut(name): _cut(value) for name, value in experience.info.items() if name not in known},
     }  # fmt: skip
 
 
@@ -196,7 +196,8 @@ def _archived(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
+    """A text that can be sent: not too long, and without halves of surrogate pairs."""
+    text = str(value).encode(errors="replace").decode()
     return (
         text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
     )

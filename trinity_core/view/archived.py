@@ -17,7 +17,7 @@ def archived_rollouts(path: Path, step: int, group: str, group_id: int) -> list[
     """
     if not path.exists():
         return []
-    names, found = {group, f"{group}#{group_id}"}, []
+    names, matching = {group, f"{group}#{group_id}"}, []
     with path.open("rb") as file:
         file.seek(_begin(file, step, path.stat().st_size))
         for raw in file:
@@ -25,8 +25,8 @@ def archived_rollouts(path: Path, step: int, group: str, group_id: int) -> list[
             if line is None or line["step"] > step:
                 break
             if line["step"] == step and line["group"] in names:
-                found.append(line)
-    return found
+                matching.append(line)
+    return matching
 
 
 def _begin(file: IO[bytes], step: int, size: int) -> int:

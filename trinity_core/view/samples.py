@@ -24,18 +24,18 @@ def sample_steps(job_dir: Path) -> dict[str, list[int]]:
 
 
 def read_samples(job_dir: Path, source: str, step: int) -> list[dict[str, Any]]:
-    """The samples of one source and step. Raises DataError if there are none."""
-    found = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
-    if not found or found[0].stat().st_size > LARGEST_FILE:
+    """The samples of one source and step. Raises DataError if it has none."""
+    paths = [path for name, at, path in rollout_files(job_dir) if (name, at) == (source, step)]
+    if not paths or paths[0].stat().st_size > LARGEST_FILE:
         raise DataError(f"{source} has no samples of step {step} that can be shown")
-    return [asdict(rollout) for rollout in read_rollouts(found[0])]
+    return [asdict(rollout) for rollout in read_rollouts(paths[0])]
 
 
 def side_by_side(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The samples of two steps by task and run, in the order of the first; null where a step has no such sample."""
+    """The samples of two steps by task and run, in the order of the first; null where a step lacks the sample."""
 
     def keys(samples: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
-        return {(each["task_index"], each["run"]): each for each in samples}
+        return {(sample["task_index"], sample["run"]): sample for sample in samples}
 
     one, other = keys(left), keys(right)
     return [{"left": one.get(key), "right": other.get(key)} for key in {**one, **other}]

@@ -1,4 +1,4 @@
-"""A group of rollouts as one HTML file without scripts, to send to somebody: every token with its log-prob."""
+"""A group of rollouts as one HTML file without scripts, to share: every token with its log-prob."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -
             continue
         text, used = "", 1
         for used in range(1, LONGEST_CHARACTER + 1):
-            text = _added(tokenizer, before, [each for each in ids[at : at + used] if 0 <= each < known])
+            text = _added(tokenizer, before, [token for token in ids[at : at + used] if 0 <= token < known])
             if "\ufffd" not in text:
                 break
         else:

@@ -145,7 +145,9 @@ def viewed_runs(
             f"{folder} has neither an experience store nor sampled rollouts: give the folder of a run, "
             "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere"
         )
-    settings = {} if config is None else {each.name: to_dict(each) for each in stages(load_checked(config, overrides))}
+    settings = (
+        {} if config is None else {stage.name: to_dict(stage) for stage in stages(load_checked(config, overrides))}
+    )
     only = next(iter(settings.values())) if len(settings) == 1 else None
     return {
         name: ViewedRun(folder.parent / name, stores.get(name), settings.get(name, only))
@@ -159,7 +161,7 @@ PARTS = ("algorithm_type", "advantage_fn", "advantage_fn_args", "kl_penalty_fn",
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of the rollouts of a group, or None, and a sentence on where they come from, or why there are none."""
+    """Advantages of a group's rollouts, or None, and a sentence on their origin or why they are missing."""
 
     values: Sequence[np.ndarray] | None
     """float32 [T] for each experience."""
@@ -205,4 +207,4 @@ def _computed(objective: Objective, experiences: Sequence[Experience]) -> list[n
     batch = make_batch(experiences, torch.device("cpu"), objective.needs_of_rows)
     prepared, _ = prepare(objective, batch, None, None, None)
     rows = prepared.advantages.float().numpy()
-    return [row[: each.response_length] for row, each in zip(rows, experiences, strict=True)]
+    return [row[: experience.response_length] for row, experience in zip(rows, experiences, strict=True)]

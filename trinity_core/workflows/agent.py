@@ -125,7 +125,7 @@ class CommandArguments(Arguments):
     """`workflow_args` of `command_workflow`."""
 
     command: str | tuple[str, ...]
-    """The command, as in a shell but without one; it runs in an empty folder of its own."""
+    """The command, as in a shell but without one; it runs in its own empty folder."""
     time_limit: float = Field(600.0, gt=0)
     """Seconds that it may take."""
     memory_gib: float = Field(4.0, gt=0)
@@ -170,7 +170,10 @@ class CommandWorkflow(AgentWorkflow):
             task.write_text(json.dumps(self._told(run), default=str))
             (place / "work").mkdir()
             if absent := [name for name in arguments.secrets if name not in os.environ]:
-                raise TrinityError(f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment")
+                raise TrinityError(
+                    f"workflow_args.secrets: the explorer has no {', '.join(absent)} in its environment",
+                    key="workflow_args.secrets",
+                )
             passed_on = (*PASSED_ON, *arguments.secrets)
             environment = {name: os.environ[name] for name in passed_on if name in os.environ} | {
                 "HOME": str(place / "work"),
@@ -187,16 +190,17 @@ class CommandWorkflow(AgentWorkflow):
     def _told(self, run: int) -> dict[str, Any]:
         """The task as the command sees it: the row, which may hold the answer, only if the command is its own judge."""
         task = self.task
-        told: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
-        told |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
-        return told if task.reward_fn is not None else {**told, "row": task.raw}
+        question: dict[str, Any] = {"messages": task.messages if has_prompt(task.raw, task.format) else []}
+        question |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
+        return question if task.reward_fn is not None else {**question, "row": task.raw}
 
     async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
         if self.task.reward_fn is None:
             if "reward" not in report:
                 raise TrinityError(
                     f"the command of task set '{self.task.taskset}' reports no reward, and the task set names no "
-                    "reward function; set default_reward_fn_type"
+                    "reward function; set default_reward_fn_type",
+                    key="default_reward_fn_type",
                 )
             return None if report["reward"] is None else float(report["reward"])
         if not isinstance(report.get("answer"), str):
@@ -223,8 +227,8 @@ async def run_command(arguments: CommandArguments, folder: Path, environment: Ma
     if child.process.returncode:
         if child.output_bytes() >= blocks * 512:
             raise CommandFailed(f"its output is larger than {arguments.file_gib:g} GiB (workflow_args.file_gib)")
-        given = [value for value in arguments.env.values() if len(value) >= SHORTEST_SECRET]
-        text = child.output(SHOWN, [environment[name] for name in ("OPENAI_API_KEY", *arguments.secrets)] + given)
+        secrets = [value for value in arguments.env.values() if len(value) >= SHORTEST_SECRET]
+        text = child.output(SHOWN, [environment[name] for name in ("OPENAI_API_KEY", *arguments.secrets)] + secrets)
         raise CommandFailed(f"it ended with {ending(child.process.returncode)}: {text}")
 
 

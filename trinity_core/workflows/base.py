@@ -102,7 +102,7 @@ async def run_workflow(
     if not experiences:
         raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
     if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):
-        raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience")
+        raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience", key=task.workflow)
     unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)
     for number, one in enumerate(experiences):
         _plain_numbers(one, task.workflow)
@@ -125,8 +125,8 @@ def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
     alone = len(set(turns)) < len(turns)
     rollouts = len(turns) if alone else len({run for run, _ in turns})
     if rollouts < task.repeat_times:
-        told = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is smaller than asked"
-        log.warning(told, task.workflow, rollouts, task.repeat_times, task.group)
+        message = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is too small"
+        log.warning(message, task.workflow, rollouts, task.repeat_times, task.group)
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
@@ -143,7 +143,7 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
         experience.run, experience.turn = int(experience.run), int(experience.turn)
     except (TypeError, ValueError) as error:
         raise TrinityError(
-            f"workflow '{workflow}' gave a reward, metric, run or turn that is no number: {error}"
+            f"workflow '{workflow}' gave a reward, metric, run or turn that is no number: {error}", key=workflow
         ) from error
     experience.state = str(experience.state)
     taught = experience.teacher_logprobs
@@ -155,7 +155,7 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
     }
     for name, value in read.items():
         if value is not None and not np.isfinite(value).all():
-            raise TrinityError(f"workflow '{workflow}' gave the {name} {value}")
+            raise TrinityError(f"workflow '{workflow}' gave the {name} {value}", key=workflow)
     experience.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     if left_out := metrics.keys() - experience.metrics.keys():
         log.warning(
@@ -212,7 +212,8 @@ class SimpleWorkflow(Workflow):
         if name is None:
             raise TrinityError(
                 f"task set '{self.task.taskset}' names no reward function and workflow '{self.task.workflow}' has none "
-                "of its own; set default_reward_fn_type"
+                "of its own; set default_reward_fn_type",
+                key="default_reward_fn_type",
             )
         return name
 

@@ -194,7 +194,10 @@ class DistillMathWorkflow(MathBoxedWorkflow):
     def teacher(self) -> RolloutModel:
         """The first auxiliary model. Raises TrinityError without one."""
         if not self.auxiliary:
-            raise TrinityError(f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models")
+            raise TrinityError(
+                f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models",
+                key="explorer.auxiliary_models",
+            )
         return self.auxiliary[0]
 
     async def _taught(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:

@@ -40,7 +40,7 @@ class ConversationArguments(Arguments):
 
 
 class ConversationWorkflow(SimpleWorkflow):
-    """Each rollout is a conversation of its own. Subclass it and write `rollout`.
+    """Each rollout is a separate conversation. Subclass it and write `rollout`.
 
     All rollouts of a task run at once. If one of them raises, the others are ended too, and the task is tried again.
     """
@@ -114,14 +114,14 @@ class MultiTurnArguments(ConversationArguments):
     max_turns: int = Field(3, ge=1)
     """Attempts."""
     feedback: str = "That is not right. Try again."
-    """What the policy is told after an attempt that is not good enough."""
+    """The message after an attempt that is not good enough."""
     enough: float = 1.0
     """The reward with which an attempt is."""
 
 
 @WORKFLOWS.register("multi_turn_workflow")
 class MultiTurnWorkflow(ConversationWorkflow):
-    """The policy answers, is told if its answer is wrong, and tries again; the last attempt's reward counts.
+    """The policy answers, learns if its answer is wrong, and tries again; the last attempt's reward counts.
 
     `math_reward` if the task set names no reward function. A subclass may write `reply`, the user or environment.
     """
@@ -130,7 +130,7 @@ class MultiTurnWorkflow(ConversationWorkflow):
     default_reward = "math_reward"
 
     async def reply(self, answer: Completion, reward: Reward, turn: int) -> list[Message]:
-        """What is said to an answer; nothing ends the conversation. `turn`: from 0."""
+        """The reply to an answer; an empty one ends the conversation. `turn`: from 0."""
         arguments = MultiTurnArguments.model_validate(self.task.workflow_args)
         if reward.value is None or reward.value >= arguments.enough:
             return []

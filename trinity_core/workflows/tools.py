@@ -60,15 +60,15 @@ def tool_spec(function: ToolFn, name: str | None = None) -> ToolSpec:
     try:
         hints = get_type_hints(function, include_extras=True)
         fields = {
-            each.name: (hints.get(each.name, Any), _field(each, docs.get(each.name), name))
-            for each in inspect.signature(function).parameters.values()
+            parameter.name: (hints.get(parameter.name, Any), _field(parameter, docs.get(parameter.name), name))
+            for parameter in inspect.signature(function).parameters.values()
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Field name", UserWarning)  # a parameter may be called `copy`
             arguments = create_model(name, __base__=_ToolArguments, **fields)  # type: ignore[call-overload]
         parameters = arguments.model_json_schema(schema_generator=_Untitled)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError, ValueError) as error:
-        raise InputError(f"'{name}' cannot be a tool: {error}") from error
+        raise InputError(f"'{name}' cannot be a tool: {error}", key=name) from error
     parameters.pop("title", None)
     parameters.pop("description", None)
     described_as = {"name": name, "description": text, "parameters": {"properties": {}, **parameters}}
@@ -86,7 +86,9 @@ class _Untitled(GenerateJsonSchema):
 
 def _field(parameter: inspect.Parameter, doc: str | None, name: str) -> Any:
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise InputError(f"'{name}' cannot be a tool: its parameter '{parameter}' has no name to give a value by")
+        raise InputError(
+            f"'{name}' cannot be a tool: its parameter '{parameter}' has no name to give a value by", key=name
+        )
     default = ... if parameter.default is parameter.empty else parameter.default
     return Field(default, description=doc)
 
@@ -128,11 +130,11 @@ class Toolbox:
         Raises InputError for two tools of one name, or one that cannot be described.
         """
         specs = [
-            tool_spec(TOOLS.resolve(each), each.rpartition(".")[2]) if isinstance(each, str) else tool_spec(each)
-            for each in tools
+            tool_spec(TOOLS.resolve(tool), tool.rpartition(".")[2]) if isinstance(tool, str) else tool_spec(tool)
+            for tool in tools
         ]
         if twice := [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]:
-            raise InputError(f"two tools are called '{twice[0]}'")
+            raise InputError(f"two tools are called '{twice[0]}'", key=twice[0])
         self._specs = {spec.name: spec for spec in specs}
         self._time_limit, self._most_characters, self._most_calls = time_limit, most_characters, most_calls
         self._counts: Counter[str] = Counter()
@@ -168,13 +170,13 @@ class Toolbox:
         if spec is None:
             return self._error("unknown", f"there is no tool '{name}'; there are {', '.join(self._specs) or 'none'}")
         try:
-            given = _checked(spec, arguments)
+            checked = _checked(spec, arguments)
         except ValidationError as error:
             return self._error("arguments", f"wrong arguments of '{name}': {faults_text(error.errors())}")
         except ToolFailed as error:
             return self._error("arguments", f"wrong arguments of '{name}': {error}")
         try:
-            text = await _within(self._time_limit, _called(spec.function, given))
+            text = await _within(self._time_limit, _called(spec.function, checked))
         except TimeoutError:
             return self._error("timeout", f"'{name}' took longer than {self._time_limit:g} s")
         except ToolFailed as error:
@@ -218,7 +220,7 @@ async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     except ToolFailed:
         raise
-    except (Exception, SystemExit) as error:  # whatever a tool raises is told to the model
+    except (Exception, SystemExit) as error:  # whatever a tool raises becomes a message to the model
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 

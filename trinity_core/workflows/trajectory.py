@@ -76,7 +76,7 @@ class Trajectory:
         return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
 
     def copied(self) -> Trajectory:
-        """Another one with the same turns, which goes on by itself."""
+        """A copy with the same turns, which continues independently."""
         other = copy(self)
         other.messages, other._calls = self.messages.copy(), self._calls.copy()
         return other
@@ -167,7 +167,8 @@ class Trajectory:
         if text is None:
             raise TrinityError(
                 "the chat template does not show where an answer ends, so the conversation cannot go on after it; "
-                "set model.custom_chat_template to one that writes answers as they are"
+                "set model.custom_chat_template to one that writes answers as they are",
+                key="model.custom_chat_template",
             )
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 

@@ -27,7 +27,10 @@ def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, fact
     0 up to max_length - cache_length tokens, then falling linearly to -factor at max_length, and -factor beyond.
     """
     if not 0 < cache_length <= max_length:
-        raise InputError(f"the overlong penalty needs 0 < cache_length <= max_length, not {cache_length}, {max_length}")
+        raise InputError(
+            f"the overlong penalty needs 0 < cache_length <= max_length, not {cache_length}, {max_length}",
+            key="cache_length",
+        )
     excess = lengths_B.to(torch.float32) - (max_length - cache_length)
     return -factor * (excess / cache_length).clamp(0, 1)
 
@@ -35,7 +38,7 @@ def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, fact
 def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:
     """[B] reward minus group mean; with `std_normalize` divided by the group's or batch's deviation plus epsilon."""
     if std_cal_level not in ("group", "batch"):
-        raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'")
+        raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'", key="std_cal_level")
     if not std_normalize:
         return groups.deviations
     if std_cal_level == "group":
@@ -98,7 +101,9 @@ def opmd(
     if opmd_baseline == "mean":
         return to_tokens(groups.deviations, mask), groups.metrics()
     if opmd_baseline != "logavgexp" or tau <= 0:
-        raise InputError(f"opmd_baseline is mean or logavgexp with tau > 0, not '{opmd_baseline}' with {tau}")
+        raise InputError(
+            f"opmd_baseline is mean or logavgexp with tau > 0, not '{opmd_baseline}' with {tau}", key="opmd_baseline"
+        )
     peak = groups.extreme(groups.rewards, "amax")[groups.index]
     average = groups.sums(((groups.rewards - peak) / tau).exp()) / groups.counts
     return to_tokens(groups.rewards - peak - tau * average.log()[groups.index], mask), groups.metrics()
@@ -144,7 +149,7 @@ def rec(
             surplus = 2 * len(lost) - int(groups.counts[group])
             kept &= ~torch.isin(groups.rollouts, lost[: max(surplus, 0)])
     elif drop not in (None, "none"):
-        raise InputError(f"drop is balance or none, not '{drop}'")
+        raise InputError(f"drop is balance or none, not '{drop}'", key="drop")
     scores = torch.zeros_like(groups.rewards)
     rest = Groups.of(groups.rewards[kept], groups.index[kept], groups.rollouts[kept])
     scores[kept] = _scaled(rest, epsilon, std_normalize, "group")
@@ -177,7 +182,7 @@ def raft(
     elif selection == "all":
         chosen = torch.ones_like(groups.rewards, dtype=torch.bool)
     else:
-        raise InputError(f"RAFT's selection is best, threshold or all, not '{selection}'")
+        raise InputError(f"RAFT's selection is best, threshold or all, not '{selection}'", key="selection")
     tokens = mask.sum(-1)
     weight = tokens.sum() / (tokens * chosen).sum().clamp(min=1)
     metrics = groups.metrics() | {"raft/chosen": float(chosen.double().mean()) if len(chosen) else 0.0}
@@ -211,7 +216,7 @@ def step_wise_grpo(
     order = torch.arange(len(rewards), device=rewards.device) if turns is None else turns
     last = order == by_run.extreme(order.double(), "amax")[by_run.index]
     if int(last.sum()) != len(by_run.counts):
-        raise InputError("two rows of one run have the same turn; which of them is the last?")
+        raise InputError("two rows of one run have the same turn; which of them is the last?", key="turns")
     row = torch.zeros_like(by_run.counts).scatter_(0, by_run.index[last], last.nonzero()[:, 0])
     run_rewards = rewards[row]
     if penalties is not None:

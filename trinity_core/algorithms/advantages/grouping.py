@@ -57,13 +57,14 @@ class Groups:
         Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ.
         """
         if rewards.dim() != 1 or group_ids is None or len(group_ids) != len(rewards):
-            given = "none" if group_ids is None else len(group_ids)
+            count = "none" if group_ids is None else len(group_ids)
             raise InputError(
-                f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {given}"
+                f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {count}",
+                key="group_ids",
             )
         if not bool(torch.isfinite(rewards).all()):
             row = int((~torch.isfinite(rewards)).nonzero()[0])
-            raise InputError(f"the reward of row {row} is {float(rewards[row])}")
+            raise InputError(f"the reward of row {row} is {float(rewards[row])}", key="rewards")
         index = _numbered(group_ids, rewards.device)
         rollouts = torch.arange(len(rewards), device=rewards.device)
         if rollout_ids is not None:
@@ -144,7 +145,7 @@ def to_tokens(scores_B: Tensor, mask: Tensor) -> Tensor:
     """[B, T] each row's score at all its action tokens, float32."""
     mask = as_mask(mask)
     if mask.shape[0] != len(scores_B):
-        raise InputError(f"the mask has {mask.shape[0]} rows, but there are {len(scores_B)} rewards")
+        raise InputError(f"the mask has {mask.shape[0]} rows, but there are {len(scores_B)} rewards", key="mask")
     return clean(scores_B[:, None].to(torch.float32).expand(mask.shape), mask)
 
 
@@ -160,7 +161,7 @@ def token_rewards_of(rewards: Tensor | None, token_rewards: Tensor | None, mask:
     """
     if token_rewards is None:
         if rewards is None:
-            raise InputError("this advantage needs token_rewards [B, T] or rewards [B]")
+            raise InputError("this advantage needs token_rewards [B, T] or rewards [B]", key="token_rewards")
         token_rewards = at_last_token(rewards, mask)
     require_finite(mask, token_rewards=token_rewards)
     return clean(token_rewards, mask)

@@ -95,7 +95,7 @@ def reinforce(
 ) -> tuple[Tensor, dict[str, float]]:
     """r - baseline, a constant; uses neither groups nor a critic."""
     if not bool(torch.isfinite(rewards).all()):
-        raise InputError("a reward is not finite")
+        raise InputError("a reward is not finite", key="rewards")
     return to_tokens(rewards.detach() - baseline, mask), {}
 
 
@@ -145,7 +145,7 @@ def jsd(
     The metric is the divergence as estimated from the sampled tokens. Raises InputError for an l outside of [0, 1].
     """
     if not 0 <= lambda_coef <= 1:
-        raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}")
+        raise InputError(f"lambda_coef is the teacher's share, between 0 and 1, not {lambda_coef}", key="lambda_coef")
     mask = as_mask(mask)
     require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
     teacher, student = clean(teacher_logprobs, mask), clean(old_logprobs, mask)
@@ -180,7 +180,7 @@ def gigpo(
     (by default that of the rows).
     """
     if states is not None and len(states) != len(rewards):
-        raise InputError(f"there are {len(states)} states for {len(rewards)} rows")
+        raise InputError(f"there are {len(states)} states for {len(rewards)} rows", key="states")
     groups = Groups.of(rewards, group_ids)
     run_of = Groups.of(rewards, run_ids).index
     runs = Groups.of(rewards, groups.index * (int(run_of.max()) + 1 if len(run_of) else 1) + run_of)
@@ -201,17 +201,17 @@ def discounted(rewards: Tensor, runs: Tensor, turns: Tensor, gamma: float) -> Te
 
     Raises InputError if two rows of a run have the same turn.
     """
-    found = torch.zeros_like(rewards)
+    returns = torch.zeros_like(rewards)
     for run in range(int(runs.max()) + 1 if len(runs) else 0):
         rows = (runs == run).nonzero()[:, 0]
         rows = rows[turns[rows].argsort(descending=True)]
         if len(torch.unique(turns[rows])) != len(rows):
-            raise InputError("two rows of one run have the same turn; which of them is first?")
+            raise InputError("two rows of one run have the same turn; which of them is first?", key="turns")
         later = torch.zeros((), dtype=rewards.dtype, device=rewards.device)
         for row in rows:
             later = rewards[row] + gamma * later
-            found[row] = later
-    return found
+            returns[row] = later
+    return returns
 
 
 def _normal(groups: Groups, epsilon: float, std_normalize: bool) -> Tensor:

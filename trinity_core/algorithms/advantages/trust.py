@@ -37,7 +37,7 @@ def m2po(
     the largest squares are left out until the mean square of the others is at most `m2_threshold`.
     """
     if not 0 <= m2_threshold < float("inf"):
-        raise InputError(f"m2_threshold is a finite number of at least 0, not {m2_threshold}")
+        raise InputError(f"m2_threshold is a finite number of at least 0, not {m2_threshold}", key="m2_threshold")
     mask = as_mask(mask)
     require_finite(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     advantages, metrics = grpo(rewards, group_ids, mask, rollout_ids, epsilon)

@@ -167,13 +167,15 @@ class PolicyLoss:
         """Raise InputError unless every tensor has the mask's shape and is finite at action tokens."""
         is_expert = inputs.get("is_expert")
         if is_expert is None and "is_expert" in self.inputs:
-            raise InputError(f"the policy loss '{self.name}' needs is_expert [B]")
+            raise InputError(f"the policy loss '{self.name}' needs is_expert [B]", key="is_expert")
         if is_expert is not None and is_expert.shape != mask.shape[:1]:
-            raise InputError(f"is_expert has shape {tuple(is_expert.shape)}, but there are {mask.shape[0]} rows")
+            raise InputError(
+                f"is_expert has shape {tuple(is_expert.shape)}, but there are {mask.shape[0]} rows", key="is_expert"
+            )
         require_finite(mask, logprobs=logprobs)
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
-        given = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
-        require_finite(sampled, **(given | {"rollout_logprobs": rollout}))
+        tensors = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
+        require_finite(sampled, **(tensors | {"rollout_logprobs": rollout}))
 
 
 POLICY_LOSSES: Registry[PolicyLoss] = Registry(
@@ -208,7 +210,7 @@ def clip_ranges(clip_range: float, clip_range_low: float | None, clip_range_high
     low = clip_range if clip_range_low is None else clip_range_low
     high = clip_range if clip_range_high is None else clip_range_high
     if low < 0 or high < 0:
-        raise InputError(f"clip ranges must not be negative: low {low}, high {high}")
+        raise InputError(f"clip ranges must not be negative: low {low}, high {high}", key="clip_range")
     return low, high
 
 

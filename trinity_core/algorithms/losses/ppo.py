@@ -49,7 +49,7 @@ def ppo(
     """
     bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
     if clip_ratio_c is not None and clip_ratio_c <= 1:
-        raise InputError(f"clip_ratio_c must be above 1, not {clip_ratio_c}")
+        raise InputError(f"clip_ratio_c must be above 1, not {clip_ratio_c}", key="clip_ratio_c")
     log_ratio = log_ratio_to(old_logprobs, logprobs, log_ratio_cap)
     if old_logprobs is None:
         values, zero = -advantages * (1 + log_ratio), torch.zeros_like(logprobs)
@@ -159,7 +159,10 @@ def sapo(
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate in place of the clip, whose slope at
     r = 1 is the plain policy gradient (SAPO, arXiv 2511.20347)."""
     if tau_pos <= 0 or tau_neg <= 0:
-        raise InputError(f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}")
+        raise InputError(
+            f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}",
+            key="tau_pos" if tau_pos <= 0 else "tau_neg",
+        )
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     ratio = ratio_to(old_logprobs, logprobs)
     tau = torch.full_like(advantages, tau_neg).masked_fill(advantages > 0, tau_pos)
@@ -178,7 +181,7 @@ def sppo(
 ) -> tuple[Tensor, Stats]:
     """-A log clip(r, 1 / (1 + epsilon), 1 + epsilon): PPO for the softmax's own geometry (sPPO, arXiv 2108.05828)."""
     if epsilon <= 0:
-        raise InputError(f"sPPO's epsilon must be positive, not {epsilon}")
+        raise InputError(f"sPPO's epsilon must be positive, not {epsilon}", key="epsilon")
     bound = math.log1p(epsilon)
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     return -advantages * log_ratio.clamp(-bound, bound), {

@@ -39,7 +39,7 @@ def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: float = 1.0
     """-A log pi / (1 + tau): one step of online policy mirror descent from the current policy (arXiv 2505.17826,
     section on off-policy algorithms; Kimi k1.5, 2501.12599, section 2.3.2). tau = 0 is AsymRE's loss (2506.20520)."""
     if tau < 0:
-        raise InputError(f"tau must not be negative, it is {tau}")
+        raise InputError(f"tau must not be negative, it is {tau}", key="tau")
     return -advantages * logprobs / (1 + tau), {}
 
 
@@ -59,7 +59,7 @@ def topr(
     policy that sampled (mu).
     """
     if level not in ("sequence", "token"):
-        raise InputError(f"TOPR's ratio is taken at level sequence or token, not '{level}'")
+        raise InputError(f"TOPR's ratio is taken at level sequence or token, not '{level}'", key="level")
     log_ratio = log_ratio_to(old_logprobs, logprobs).detach()
     log_weight = row_sum(log_ratio, mask) if level == "sequence" else log_ratio
     tapered = log_weight.clamp(max=0).exp().expand(mask.shape)
@@ -83,7 +83,9 @@ def _in_range(
         return within
     if clip_mode == "ring":
         return within | (up & (ratio <= outer[0])) | (down & (ratio >= outer[1]))
-    raise InputError(f"REC's clip_mode is none, one-side, gspo-one-side, two-side or ring, not '{clip_mode}'")
+    raise InputError(
+        f"REC's clip_mode is none, one-side, gspo-one-side, two-side or ring, not '{clip_mode}'", key="clip_mode"
+    )
 
 
 @policy_loss("rec", ratio_to_rollout=True)
@@ -122,12 +124,12 @@ def rec(
         "advantage": (advantages / temp).exp(),
     }
     if weight not in weights:
-        raise InputError(f"REC's weight is one of {', '.join(weights)}, not '{weight}'")
+        raise InputError(f"REC's weight is one of {', '.join(weights)}, not '{weight}'", key="weight")
     values = -advantages * weights[weight] * kept * logprobs
     if regularizer == "k2":
         values = values + regularizer_coef * log_ratio.square()
     elif regularizer == "forward-kl":
         values = values - regularizer_coef * logprobs
     elif regularizer != "none":
-        raise InputError(f"REC's regularizer is none, k2 or forward-kl, not '{regularizer}'")
+        raise InputError(f"REC's regularizer is none, k2 or forward-kl, not '{regularizer}'", key="regularizer")
     return values, {"pg_clipfrac": (~kept, mask), "ppo_kl": (-log_ratio, mask)}

@@ -46,7 +46,7 @@ def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tupl
     Tokens more probable than `cutoff_prob` get no gradient.
     """
     if not 0 < cutoff_prob <= 1:
-        raise InputError(f"cutoff_prob is a probability above 0, not {cutoff_prob}")
+        raise InputError(f"cutoff_prob is a probability above 0, not {cutoff_prob}", key="cutoff_prob")
     p = logprobs.detach().exp()
     held = logprobs.clamp(max=math.log(cutoff_prob)) if cutoff_prob < 1 else logprobs
     return -p * (1 - p) * held, {}
@@ -55,7 +55,9 @@ def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tupl
 def _pairs(mask: Tensor) -> Tensor:
     """[B, T] bool, true at the first action token of each chosen row whose pair has two answers."""
     if mask.shape[0] % 2:
-        raise InputError(f"DPO takes rows as chosen, rejected, chosen, rejected ...; {mask.shape[0]} is an odd number")
+        raise InputError(
+            f"DPO takes rows as chosen, rejected, chosen, rejected ...; {mask.shape[0]} is an odd number", key="mask"
+        )
     whole = mask.any(-1).view(-1, 2).all(-1, keepdim=True)
     chosen = (whole & whole.new_tensor([True, False])).reshape(-1, 1)
     return first_token(mask) & chosen
@@ -78,7 +80,10 @@ def dpo(
     value stands at the first action token of its chosen row; `loss_agg_mode` is not used.
     """
     if beta <= 0 or not 0 <= label_smoothing <= 0.5:
-        raise InputError(f"DPO needs beta > 0 and 0 <= label_smoothing <= 0.5, not {beta} and {label_smoothing}")
+        raise InputError(
+            f"DPO needs beta > 0 and 0 <= label_smoothing <= 0.5, not {beta} and {label_smoothing}",
+            key="label_smoothing" if beta > 0 else "beta",
+        )
     place = _pairs(mask)
     chosen, rejected = (beta * row_sum(logprobs - ref_logprobs, mask)).view(-1, 2, 1).unbind(1)
     margin = chosen - rejected
@@ -114,7 +119,7 @@ def _split(mask: Tensor, is_expert: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weights(mask: Tensor, aggregate: Callable[[Tensor], Tensor], is_expert: Tensor, mu: float) -> Tensor:
     if not 0 <= mu <= 1:
-        raise InputError(f"mu is the expert's share of the loss, between 0 and 1, not {mu}")
+        raise InputError(f"mu is the expert's share of the loss, between 0 and 1, not {mu}", key="mu")
     usual, expert = _split(mask, is_expert)
     return (1 - mu) * aggregate(usual) + mu * aggregate(expert)
 

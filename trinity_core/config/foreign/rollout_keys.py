@@ -150,7 +150,7 @@ BUFFER: Keys = {
 }
 
 ONE_GPU_GROUP = refused("an engine's GPUs share its tensors: use tensor_parallel_size, and engine_num for more.", 1)
-AT_ONCE = noted("The rollouts of a task run at once, each by a runner of its own.", None, "asynchronous")
+AT_ONCE = noted("The rollouts of a task run at once, each by its own runner.", None, "asynchronous")
 ADAPTERS = noted("Engines hold the adapter of model.lora_configs.", False, True, {}, [])
 STATED = noted("A server starts with the run and ends with it.")
 
@@ -185,7 +185,7 @@ EXPLORER: Keys = {
         {
             "ratio": noted(
                 "A step waits for all its tasks; max_timeout bounds how long, and synchronizer.sync_style "
-                "explorer_driven lets the trainer go on meanwhile.",
+                "explorer_driven lets the trainer continue meanwhile.",
                 0.0,
                 0,
             )

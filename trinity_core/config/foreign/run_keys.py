@@ -110,22 +110,22 @@ def _external_model(written: Any, top: Mapping[str, Any]) -> Mapping[str, Any] |
         return Refused("must be a section with keys.")
     if unknown := [str(key) for key in written if key not in EXTERNAL_KEYS]:
         return Refused(f"has no key {', '.join(unknown)}; it takes {', '.join(EXTERNAL_KEYS)}.")
-    given, explorer, stages = top["model"]["external_model"], top.get("explorer"), top.get("stages")
-    if not given.get("enable"):
+    model, explorer, stages = top["model"]["external_model"], top.get("explorer"), top.get("stages")
+    if not model.get("enable"):
         return {"/explorer.external_model": None}
     modes = (
         [stage.get("mode") for stage in stages or () if isinstance(stage, Mapping)] if isinstance(stages, list) else []
     )
     if "bench" not in [str(mode or top.get("mode")).lower() for mode in modes or [None]]:
         return Refused("an endpoint is scored, and neither trained nor sampled from: set mode: bench, or leave it out.")
-    variable = str(given.get("base_url_env") or "OPENAI_BASE_URL")
+    variable = str(model.get("base_url_env") or "OPENAI_BASE_URL")
     own = explorer.get("env_vars") if isinstance(explorer, Mapping) else None
     address = (isinstance(own, Mapping) and own.get(variable)) or os.environ.get(variable)
     if not address:
         return Refused(
             f"the variable {variable} is not set; set it, or explorer.env_vars.{variable}, to the API's address."
         )
-    named = {"model_name": given.get("model_name"), "api_key_env": given.get("api_key_env") or "OPENAI_API_KEY"}
+    named = {"model_name": model.get("model_name"), "api_key_env": model.get("api_key_env") or "OPENAI_API_KEY"}
     return {"/explorer.external_model": {"base_url": address, **named}}
 
 
@@ -264,7 +264,7 @@ CORRECTED_BY = (
 )
 """Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
 NOT_CORRECTED = {
-    "rollout_rs": "rejection sampling is a correction of its own here, not one beside weights: leave it out, or write "
+    "rollout_rs": "rejection sampling is a separate correction here, not one beside weights: leave it out, or write "
     "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
     "rollout_is_threshold_lower": "weights have an upper bound: leave it out, or write `rollout_correction: icepop` in "
     "place of this section.",
@@ -276,25 +276,25 @@ NOT_CORRECTED = {
 NOT_CLIPPED = "a loss without a clip is one of its own here, such as `policy_loss_fn: reinforce` (docs/algorithms.md)."
 
 
-def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused | None:
+def correction(written: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused | None:
     """A section about rollout correction as the name of one and its arguments.
 
     In veRL's bypass mode the clipped ratio is to the policy that sampled, and `rollout_is` says nothing.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(written, Mapping):
         return None
-    for key, value in given.items():
+    for key, value in written.items():
         if value not in (None, False) and key not in CORRECTED_BY:
             return Refused(f"{key}: {NOT_CORRECTED.get(key, 'there is no such key of rollout_correction.')}")
-    if any(given.get(key) is True for key in BYPASSES):
-        if given.get("loss_type", "ppo_clip") != "ppo_clip" or given.get("use_policy_gradient"):
+    if any(written.get(key) is True for key in BYPASSES):
+        if written.get("loss_type", "ppo_clip") != "ppo_clip" or written.get("use_policy_gradient"):
             return Refused(f"loss_type: {NOT_CLIPPED}")
         return {"/algorithm.rollout_correction": "bypass"}
-    if "rollout_is" not in given:
+    if "rollout_is" not in written:
         return {}
-    asked = "none" if given["rollout_is"] is None else given["rollout_is"]
+    asked = "none" if written["rollout_is"] is None else written["rollout_is"]
     name = CORRECTIONS.get(asked, asked) if isinstance(asked, str) else asked
-    cap = None if name == "none" else given.get("rollout_is_threshold")
+    cap = None if name == "none" else written.get("rollout_is_threshold")
     bounds = str(cap).split("_")
     if len(bounds) == 1 or not isinstance(cap, str):
         capped = {} if cap is None else {"/algorithm.rollout_correction_args.cap": cap}

@@ -225,7 +225,7 @@ CHECKPOINT = keys(
     HYDRA,
     {
         "load_contents": noted("A checkpoint is always loaded whole.", ["model", "optimizer", "extra"]),
-        "async_save": noted("A checkpoint is whole before training goes on.", False),
+        "async_save": noted("A checkpoint is whole before training continues.", False),
     },
     same(SILENT, "strict mbridge_config"),
 )

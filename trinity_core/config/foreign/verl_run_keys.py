@@ -13,7 +13,7 @@ from trinity_core.config.foreign.verl_keys import PROFILED, imported, steps_or_n
 
 ROLLOUT, ENGINE = "actor_rollout_ref.rollout", "explorer.rollout_model"
 TURNS = "A conversation of several turns is a workflow here (docs/workflows.md, docs/agents.md)."
-SANDBOX = "A sandbox of its own runs code for code_reward (docs/rewards.md)."
+SANDBOX = "A built-in sandbox runs code for code_reward (docs/rewards.md)."
 REWARD = "Register a reward in a file of --plugin-dir, and name it as default_reward_fn_type (docs/rewards.md)."
 TEXT_ONLY = noted("Text only: there are no images, videos or sound.")
 READ_ONCE = noted("Rows are read once, when the run starts.")

@@ -155,7 +155,7 @@ def _estimator(draft: Draft, key: str, name: Any) -> str:
 
 
 def _correction(draft: Draft, loss: str, interval: int) -> None:
-    """veRL corrects nothing unless it is told to, but the ratio of each mini-batch is to the policy that sampled.
+    """veRL corrects nothing by default, but the ratio of each mini-batch is to the policy that sampled.
 
     The loss `reinforce` (veRL's gpg) has no ratio.
     """

@@ -67,7 +67,7 @@ def pattern(field: Field) -> re.Pattern[str] | None:
     chars = [(char, quoted) for text, quoted in field for char in plain(text) or ""]
     if any(plain(text) is None for text, _ in field):
         return None
-    made, at = "", 0
+    regex, at = "", 0
     while at < len(chars):
         char, quoted = chars[at]
         at += 1
@@ -75,10 +75,10 @@ def pattern(field: Field) -> re.Pattern[str] | None:
             inner = _character_class(chars[at:end])
             if inner is None:
                 return None
-            made, at = made + inner, end + 1
+            regex, at = regex + inner, end + 1
         else:
-            made += {"*": ".*", "?": "."}.get(char, re.escape(char)) if not quoted else re.escape(char)
-    return re.compile(made, re.DOTALL)
+            regex += {"*": ".*", "?": "."}.get(char, re.escape(char)) if not quoted else re.escape(char)
+    return re.compile(regex, re.DOTALL)
 
 
 def _end_of_class(chars: Sequence[tuple[str, bool]], at: int) -> int:
@@ -98,10 +98,10 @@ def _character_class(chars: Sequence[tuple[str, bool]]) -> str | None:
     if "[:" in text.replace("\\[", "") or re.search(r"\\\[[.=:]", text):
         return None
     try:
-        re.compile(made := f"[{'^' if negated else ''}{text}]")
+        re.compile(regex := f"[{'^' if negated else ''}{text}]")
     except re.error:  # a range from a later to an earlier character
         return None
-    return made
+    return regex
 
 
 def joined(field: Field) -> str:
@@ -128,8 +128,8 @@ def holds(words: Sequence[Field], text_of: Callable[[str], str] | None = None) -
         value = holds(words[1:], text_of)
         return None if value is None else not value
     if len(texts) == 2 and texts[0] in ("-n", "-z"):
-        given = _is_given(texts[1])
-        return None if given is None else given is (texts[0] == "-n")
+        is_given = _is_given(texts[1])
+        return None if is_given is None else is_given is (texts[0] == "-n")
     if len(texts) == 1:
         return _is_given(texts[0])
     if "(" in texts or re.fullmatch(r"-[A-Za-z] \S+|\S+ (?:-nt|-ot|-ef|[<>]) \S+", " ".join(texts)):
@@ -149,8 +149,8 @@ def _compared(left: Field, sign: str, right: Field, text_of: Callable[[str], str
     if one is None or other is None:
         return None
     if sign not in _COMPARISONS:
-        found = pattern(right if text_of else [(other, True)])
-        return None if found is None else (found.fullmatch(one) is not None) is (sign != "!=")
+        wanted = pattern(right if text_of else [(other, True)])
+        return None if wanted is None else (wanted.fullmatch(one) is not None) is (sign != "!=")
     if text_of:  # sums, in which nothing is 0
         first, second = (integer(text or "0", text_of) for text in (one, other))
         return None if first is None or second is None else _COMPARISONS[sign](first, second)

@@ -69,8 +69,8 @@ class Draft:
     def first(self, keys: Iterable[str], default: Any = None) -> tuple[str, Any]:
         """The first of these veRL keys that is given, with its value; without one, the first key and the default."""
         keys = list(keys)
-        found = [(key, value) for key in keys if (value := self.get(key)) is not None]
-        return found[0] if found else (keys[0], default)
+        values = [(key, value) for key in keys if (value := self.get(key)) is not None]
+        return values[0] if values else (keys[0], default)
 
     def origin(self, key: str) -> str:
         """What stands as a comment behind a value that comes from this key."""
@@ -80,8 +80,8 @@ class Draft:
         """Write a value at a dotted key."""
         *path, name = native.split(".")
         section = self.tree
-        for each in path:
-            section = section.setdefault(each, {})
+        for segment in path:
+            section = section.setdefault(segment, {})
         section[name] = Written(value, origin)
 
     def leave(self, key: str, reason: str) -> None:
@@ -211,9 +211,9 @@ def _gathered(keys: list[str]) -> list[str]:
     for key in keys:
         sections.setdefault(".".join(key.partition("=")[0].split(".")[:3][:-1]), []).append(key)
     return [
-        each
+        key
         for section, inner in sections.items()
-        for each in ([f"{section}.* ({len(inner)} keys)"] if len(inner) > 3 else inner)
+        for key in ([f"{section}.* ({len(inner)} keys)"] if len(inner) > 3 else inner)
     ]
 
 
@@ -244,15 +244,15 @@ def _entry(head: str, value: Any, indent: int, verl: dict[str, Any]) -> Iterator
         yield from _lines(value, indent, verl)
     else:
         yield head
-        for each in value:
-            first, *others = _lines(each, indent + 2, verl)
+        for item in value:
+            first, *others = _lines(item, indent + 2, verl)
             yield f"{' ' * indent}- {first.lstrip()}"
             yield from others
 
 
 def _comment(written: Written, verl: dict[str, Any]) -> str:
     """The origin; with veRL's value where that is another one."""
-    given = verl.get(written.origin, written.value)
-    given = given.text if isinstance(given, Unread) else given
-    differs = given != written.value and not isinstance(given, list | dict)
-    return f"  # {written.origin}{f'={shown(given)}' if differs else ''}" if written.origin else ""
+    original = verl.get(written.origin, written.value)
+    original = original.text if isinstance(original, Unread) else original
+    differs = original != written.value and not isinstance(original, list | dict)
+    return f"  # {written.origin}{f'={shown(original)}' if differs else ''}" if written.origin else ""

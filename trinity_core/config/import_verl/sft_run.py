@@ -46,7 +46,7 @@ def _data(draft: Draft) -> None:
     if len(buffers) > 1:
         share = {"share": Written(1.0, "rows of each file are equally likely")}
         names = data_set_names(paths)[1:]
-        inputs["auxiliary_buffers"] = {name: each | share for name, each in zip(names, buffers[1:], strict=True)}
+        inputs["auxiliary_buffers"] = {name: buffer | share for name, buffer in zip(names, buffers[1:], strict=True)}
 
 
 def _columns(draft: Draft) -> dict[str, Any]:
@@ -86,16 +86,16 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft) -> None:
-    """Those that torchrun is told, or the trainer."""
+    """GPUs and nodes, as given to torchrun or the trainer."""
     asked = {
         "node_num": ("nnodes", "trainer.nnodes", 1),
         "gpu_per_node": ("nproc_per_node", "trainer.n_gpus_per_node", 8),
     }
     for native, (option, key, default) in asked.items():
-        given = draft.verl.launcher.get(option, "")
-        if given.isdigit():
+        count = draft.verl.launcher.get(option, "")
+        if count.isdigit():
             draft.get(key)
-            draft.put(f"cluster.{native}", int(given), f"torchrun --{option}")
+            draft.put(f"cluster.{native}", int(count), f"torchrun --{option}")
         else:
             draft.put(f"cluster.{native}", whole(draft, key, default), draft.origin(key))
     if draft.tree["cluster"]["node_num"].value > 1:

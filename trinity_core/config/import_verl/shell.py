@@ -134,7 +134,7 @@ class ShellScript(ShellWords):
             case syntax.Simple():
                 yield from self._simple(command)
             case syntax.Test():
-                fields = [[(each, True)] if isinstance(each, str) else self._unsplit(each) for each in command.words]
+                fields = [[(word, True)] if isinstance(word, str) else self._unsplit(word) for word in command.words]
                 self._unset |= dict.fromkeys(name for field in fields for name in taken_as_unset(joined(field)))
                 try:
                     self._end(holds(fields, self._text_of), command.text)
@@ -181,8 +181,8 @@ class ShellScript(ShellWords):
         self._unset |= dict.fromkeys(taken_as_unset(word))
         self._end(0)
         for text, patterns, body in command.clauses:
-            for each in patterns:
-                known = pattern(self._unsplit(each)) if each == (syntax.Text("*"),) or plain(word) is not None else None
+            for glob in patterns:
+                known = pattern(self._unsplit(glob)) if glob == (syntax.Text("*"),) or plain(word) is not None else None
                 if known is None:
                     self._failed[text] = None
                 elif known.fullmatch(plain(word) or ""):
@@ -191,25 +191,25 @@ class ShellScript(ShellWords):
 
     def _simple(self, command: syntax.Simple) -> Iterator[ShellCommand]:
         declared = [
-            (each, self._value_of(each)) if isinstance(each, Assignment) else [*self._fields(each)]
-            for each in command.words
+            (word, self._value_of(word)) if isinstance(word, Assignment) else [*self._fields(word)]
+            for word in command.words
         ]
-        fields = [field for each in declared if isinstance(each, list) for field in each]
+        fields = [field for word in declared if isinstance(word, list) for field in word]
         words = [joined(field) for field in fields]
         for file in command.redirected:
             self._single(file)
         if not words:
-            values = [self._assigned(each, self._value_of(each)) for each in command.assignments]
+            values = [self._assigned(assignment, self._value_of(assignment)) for assignment in command.assignments]
             silent = self._asks and any(UNKNOWN in text for value in values for text in value)
             self._end(None if silent else 0, command.text)
             return
         if words[0] in self._functions:
             yield from self._call(command, words)
             return
-        for each in command.assignments:
-            self._value_of(each)
+        for assignment in command.assignments:
+            self._value_of(assignment)
         if words[0] in syntax.DECLARE:
-            self._declare(command, words, [each for each in declared if isinstance(each, tuple)])
+            self._declare(command, words, [word for word in declared if isinstance(word, tuple)])
         else:
             value = self._builtin(command, words, fields)
             self._end(value, command.text)
@@ -227,10 +227,10 @@ class ShellScript(ShellWords):
         before = self._arguments, self._called, self._asks
         self._arguments, self._called = words[1:], False
         self._scopes.append({})
-        for each in command.assignments:
-            value = self._value_of(each)
-            self._local(each.name)
-            self._assigned(each, value)
+        for assignment in command.assignments:
+            value = self._value_of(assignment)
+            self._local(assignment.name)
+            self._assigned(assignment, value)
         self._end(0)
         try:
             yield from self._command(self._functions[words[0]])
@@ -261,13 +261,13 @@ class ShellScript(ShellWords):
                     return None if self._assumed and self._code else self._code
                 return int(code[0]) % 256 if re.fullmatch(r"[0-9]+", code[0]) else None if UNKNOWN in code[0] else 2
             case ["[" | "test", *_]:
-                given = self._without_unset(fields)
-                self._unset |= dict.fromkeys(name for field in given for name in taken_as_unset(joined(field)))
+                arguments = self._without_unset(fields)
+                self._unset |= dict.fromkeys(name for field in arguments for name in taken_as_unset(joined(field)))
                 if words[0] == "[" and words[-1] != "]":
                     return False
-                given = given[1 : len(given) - (words[0] == "[")]
+                arguments = arguments[1 : len(arguments) - (words[0] == "[")]
                 try:
-                    return holds(given) if given else False
+                    return holds(arguments) if arguments else False
                 except ValueError:  # as a shell, which says what it expects
                     return False
             case ["shift", *count]:
@@ -328,13 +328,13 @@ class ShellScript(ShellWords):
         if flags & set("Ailnuc") or not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
             raise UnreadableShell(command.line, f"`{command.text}`")
         if not flags & set("pfF"):
-            for name in [*names, *(each.name for each, _ in assigned)]:
+            for name in [*names, *(assignment.name for assignment, _ in assigned)]:
                 if words[0] in ("local", "declare", "typeset") and "g" not in flags and self._scopes:
                     self._local(name)
-            for each, value in assigned:
-                self._assigned(each, value)
+            for assignment, value in assigned:
+                self._assigned(assignment, value)
             if words[0] == "readonly" or "r" in flags:
-                self._readonly |= {*names, *(each.name for each, _ in assigned)}
+                self._readonly |= {*names, *(assignment.name for assignment, _ in assigned)}
         self._end(0)
 
     def _local(self, name: str) -> None:

@@ -231,26 +231,26 @@ class Parser:
 
     def _redirection(self) -> Word | None:
         """The file of a redirection that stands here; None if there is none."""
-        found = _REDIRECTION.match(self._text, self._at)
-        if found is None:
+        match = _REDIRECTION.match(self._text, self._at)
+        if match is None:
             return None
-        self._at = found.end()
+        self._at = match.end()
         if self._peek() == "(":
-            raise self.refused(f"`{found[0]}(`")
+            raise self.refused(f"`{match[0]}(`")
         self._blank()
         start = self._at
         word = self._word()
         if not word:
-            raise self.refused(f"`{found[0]}` without a file")
-        if "<<" in found[0] and "<<<" not in found[0]:
+            raise self.refused(f"`{match[0]}` without a file")
+        if "<<" in match[0] and "<<<" not in match[0]:
             last = re.sub(r"[\\'\"]", "", self._text[start : self._at])
-            self._documents.append((last, found[0].endswith("-")))
+            self._documents.append((last, match[0].endswith("-")))
         return word
 
-    def _assignment(self, found: re.Match[str]) -> Assignment:
-        line, self._at = self._line(self._at), found.end()
+    def _assignment(self, match: re.Match[str]) -> Assignment:
+        line, self._at = self._line(self._at), match.end()
         if self._peek() != "(":
-            return Assignment(line, found[1], bool(found[2]), self._word(assigned=True))
+            return Assignment(line, match[1], bool(match[2]), self._word(assigned=True))
         start, items = self._at, []
         self._at += 1
         while self._lines() and self._peek() != ")":
@@ -260,7 +260,7 @@ class Parser:
         if not self._peek():
             raise self.refused("`(` without `)`", start)
         self._at += 1
-        return Assignment(line, found[1], bool(found[2]), items=tuple(items))
+        return Assignment(line, match[1], bool(match[2]), items=tuple(items))
 
     def _test(self, start: int) -> Test:
         words: list[Word | str] = []
@@ -306,8 +306,8 @@ class Parser:
             elif char == "~" and not quoted and self._begins(parts, assigned):
                 parts.append(self._home(ends))
             else:
-                found = plain.match(self._text, self._at)
-                text = found[0] if found else char
+                match = plain.match(self._text, self._at)
+                text = match[0] if match else char
                 self._at += len(text)
                 if parts and isinstance(before := parts[-1], Text) and before.quoted == quoted:
                     parts[-1] = Text(before.text + text, quoted)
@@ -326,10 +326,10 @@ class Parser:
         return bool(named and named.end() == len(last.text)) or (last.text[-1] == ":" and bool(assigned or named))
 
     def _home(self, ends: str) -> Part:
-        found = re.compile(r"~([\w.+-]*)").match(self._text, self._at)
-        assert found is not None
-        if found[1] and self._text[found.end() : found.end() + 1] == "/":
-            raise self.refused(f"`{found[0]}/`")
+        match = re.compile(r"~([\w.+-]*)").match(self._text, self._at)
+        assert match is not None
+        if match[1] and self._text[match.end() : match.end() + 1] == "/":
+            raise self.refused(f"`{match[0]}/`")
         self._at += 1
         follows = self._peek()
         is_home = not follows or follows in "/:" or follows in ends
@@ -353,10 +353,10 @@ class Parser:
             elif char in "$`":
                 parts.append(self._dollar(True))
             else:
-                found = re.compile(r"\\([\"\\$`])|\\|[^\"\\$`]+").match(self._text, self._at)
-                assert found is not None
-                self._at = found.end()
-                parts.append(Text(found[1] or found[0], True))
+                match = re.compile(r"\\([\"\\$`])|\\|[^\"\\$`]+").match(self._text, self._at)
+                assert match is not None
+                self._at = match.end()
+                parts.append(Text(match[1] or match[0], True))
         self._at += 1
         return Quoted(tuple(parts))
 
@@ -364,11 +364,11 @@ class Parser:
         """What begins with `$` or a backquote here."""
         start, follows = self._at, self._text[self._at + 1 : self._at + 2]
         if self._peek() == "`":
-            found = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL).match(self._text, start)
-            if found is None:
+            match = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL).match(self._text, start)
+            if match is None:
                 raise self.refused("a quote without an end")
-            self._at = found.end()
-            return Output(found[0])
+            self._at = match.end()
+            return Output(match[0])
         if self._peek(3) == "$((":
             return self._sum()
         if follows == "(":
@@ -387,17 +387,17 @@ class Parser:
         if follows == '"' and not quoted:
             self._at += 1
             return self._double()
-        found = _SPECIAL.match(self._text, start)
-        self._at = found.end() if found else start + 1
-        return Parameter(found[0], found[1]) if found else Text("$", quoted)
+        match = _SPECIAL.match(self._text, start)
+        self._at = match.end() if match else start + 1
+        return Parameter(match[0], match[1]) if match else Text("$", quoted)
 
     def _ansi(self) -> str:
         """The text of `$'…'`."""
-        found = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self._text, self._at)
-        if found is None or re.search(r"\\[0-7xuUc]", found[1].replace("\\\\", "")):
+        match = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL).match(self._text, self._at)
+        if match is None or re.search(r"\\[0-7xuUc]", match[1].replace("\\\\", "")):
             raise self.refused("`$'`")
-        self._at = found.end()
-        return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[0]), found[1])
+        self._at = match.end()
+        return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[0]), match[1])
 
     def _sum(self) -> Sum:
         start, depth, parts = self._at, 2, []
@@ -416,15 +416,15 @@ class Parser:
 
     def _parameter(self, quoted: bool) -> Parameter:
         """`${…}`."""
-        start, found = self._at, _PARAMETER.match(self._text, self._at)
-        self._at = found.end() if found else start + 2
-        if found and (found[1] or found[2] == "#") and self._peek() != "}":
-            found, self._at = None, start + 2
+        start, match = self._at, _PARAMETER.match(self._text, self._at)
+        self._at = match.end() if match else start + 2
+        if match and (match[1] or match[2] == "#") and self._peek() != "}":
+            match, self._at = None, start + 2
         word: Word = ()
         replacement: Word = ()
-        sign = "length" if found and found[1] else ""
+        sign = "length" if match and match[1] else ""
         if self._peek() != "}":
-            operator = _OPERATOR.match(self._text, self._at) if found else None
+            operator = _OPERATOR.match(self._text, self._at) if match else None
             sign = operator[0] if operator else "? "
             self._at = operator.end() if operator else self._at
             if sign in ("/", "//"):
@@ -438,7 +438,7 @@ class Parser:
             raise self.refused("`${` without `}`", start)
         self._at += 1
         text = self._text[start : self._at]
-        return Parameter(text, found[2] if found else "", (found[3] or "") if found else "", sign, word, replacement)
+        return Parameter(text, match[2] if match else "", (match[3] or "") if match else "", sign, word, replacement)
 
     # characters
 
@@ -451,14 +451,14 @@ class Parser:
         return self._peek(count)
 
     def _reserved(self) -> str:
-        found = _RESERVED.match(self._text, self._at)
-        return found[0] if found else ""
+        match = _RESERVED.match(self._text, self._at)
+        return match[0] if match else ""
 
     def _blank(self) -> bool:
         """Step over blanks and a comment; whether there were any."""
         before = self._at
-        found = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?").match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        match = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?").match(self._text, self._at)
+        self._at = match.end() if match else self._at
         return self._at > before
 
     def _lines(self) -> bool:
@@ -467,8 +467,8 @@ class Parser:
             while self._documents and self._peek() == "\n":
                 last, tabs = self._documents.pop(0)
                 indent = r"\t*" if tabs else ""
-                found = re.compile(rf"\n(?:.*\n)*?{indent}{re.escape(last)}(?=\n|\Z)").match(self._text, self._at)
-                self._at = found.end() if found else len(self._text)
+                match = re.compile(rf"\n(?:.*\n)*?{indent}{re.escape(last)}(?=\n|\Z)").match(self._text, self._at)
+                self._at = match.end() if match else len(self._text)
             self._at += self._peek() == "\n"
         return self._at < len(self._text)
 

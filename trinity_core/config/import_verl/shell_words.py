@@ -169,8 +169,8 @@ class ShellWords:
         if name == "?" and not self._assumed:
             return [str(self._code)], True
         if name.isdecimal() and int(name):
-            given = self._arguments[int(name) - 1 : int(name)]
-            return given or ([unknown(f"${name}")] if self._called else []), bool(given)
+            positional = self._arguments[int(name) - 1 : int(name)]
+            return positional or ([unknown(f"${name}")] if self._called else []), bool(positional)
         if name in self._values:
             values = self._values[name]
             values = values if index in ("@", "*") else values[int(index or 0) : int(index or 0) + 1]
@@ -184,7 +184,7 @@ class ShellWords:
 
     def _count(self, part: Parameter, values: Sequence[str]) -> str:
         """The number of values; output of a command may be any number of them."""
-        return unknown(part.text) if any(UNKNOWN in each for each in values) else str(len(values))
+        return unknown(part.text) if any(UNKNOWN in value for value in values) else str(len(values))
 
     def _changed(self, part: Parameter, values: list[str]) -> list[str]:
         """The values without a piece, in small letters …; a mark where that is not known."""
@@ -195,9 +195,9 @@ class ShellWords:
             first = integer(self._single(part.word), self._text_of)
             return [unknown(part.text)] if first is None or first < 1 else values[first - 1 :]
         word, other = self._unsplit(part.word), self._single(part.replacement)
-        is_plain = all(isinstance(each, syntax.Text | Parameter) for each in part.replacement)
-        changed = (_changed(each, sign, word, other if is_plain else UNKNOWN) for each in values)
-        return [unknown(part.text) if each is None else each for each in changed]
+        is_plain = all(isinstance(piece, syntax.Text | Parameter) for piece in part.replacement)
+        changed = (_changed(value, sign, word, other if is_plain else UNKNOWN) for value in values)
+        return [unknown(part.text) if value is None else value for value in changed]
 
     def _output(self, part: syntax.Output) -> str:
         """What a command in `$(…)` prints: known of `echo`, `pwd` and `basename`, which only look at texts.
@@ -206,16 +206,16 @@ class ShellWords:
         """
         items = part.body[0].items if len(part.body) == 1 else ()
         commands = [pipeline.commands[0] for _, pipeline in items if len(pipeline.commands) == 1]
-        simple = [each for each in commands if isinstance(each, syntax.Simple)]
+        simple = [command for command in commands if isinstance(command, syntax.Simple)]
         asks = [sign for sign, _ in items] == ["", "&&", "||"] and len(simple) == 3
-        if asks and all(each.words[:1] == ((syntax.Text("echo"),),) for each in simple[1:]):
+        if asks and all(command.words[:1] == ((syntax.Text("echo"),),) for command in simple[1:]):
             self._failed[" ".join(simple[0].text.split())] = None
             items, simple = items[2:], simple[2:]
         words: list[str] = []
         if len(simple) == len(items) == 1:
             values = self._values.copy()
-            arguments = [each for each in simple[0].words if not isinstance(each, Assignment)]
-            words = [joined(field) for each in arguments for field in self._fields(each)]
+            arguments = [word for word in simple[0].words if not isinstance(word, Assignment)]
+            words = [joined(field) for argument in arguments for field in self._fields(argument)]
             self._values = values
         match words:
             case [name, *_] if name in self._functions:
@@ -248,10 +248,10 @@ def _changed(value: str, sign: str, word: Field, other: str) -> str | None:
         case "," | ",,":
             return value[:1].lower() + (value[1:] if sign == "," else value[1:].lower())
         case "/" | "//":
-            found = pattern(word)
-            if found is None or found.fullmatch("") or not _is_known(other) or re.search(r"[&\\']", other):
+            regex = pattern(word)
+            if regex is None or regex.fullmatch("") or not _is_known(other) or re.search(r"[&\\']", other):
                 return None
-            return found.sub(lambda _: other, value, count=int(sign == "/"))
+            return regex.sub(lambda _: other, value, count=int(sign == "/"))
     return None
 
 
@@ -260,13 +260,13 @@ def _stripped(value: str, word: Field, sign: str) -> str | None:
 
     None where that depends on a variable of the environment.
     """
-    found, front = pattern(word), sign[0] == "#"
-    if found is None:
+    regex, front = pattern(word), sign[0] == "#"
+    if regex is None:
         return None
     places: Iterable[int] = range(len(value) + 1)
     if front is (len(sign) == 2):
         places = reversed(range(len(value) + 1))
-    cut = next((at for at in places if found.fullmatch(value[:at] if front else value[at:])), None)
+    cut = next((at for at in places if regex.fullmatch(value[:at] if front else value[at:])), None)
     if cut is None:
         return value if _is_known(value) or not any("*" in text for text, quoted in word if not quoted) else None
     removed, kept = (value[:cut], value[cut:]) if front else (value[cut:], value[:cut])

@@ -15,8 +15,8 @@ _UNBOUNDED = 99
 
 def files(draft: Draft, key: str, default: str) -> list[str]:
     """Paths of `data.train_files` or `data.val_files`: one, or a list; an empty list is none given."""
-    given = draft.get(key) or default
-    return [str(each) for each in (given if isinstance(given, list) else [given])]
+    files = draft.get(key) or default
+    return [str(file) for file in (files if isinstance(files, list) else [files])]
 
 
 def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
@@ -95,7 +95,7 @@ def _columns(draft: Draft) -> dict[str, Any]:
 
 
 def _validation(draft: Draft) -> dict[str, Any]:
-    """How the answers of an evaluation are sampled: greedily, unless veRL is told otherwise."""
+    """Sampling arguments of an evaluation; greedy by default, as in veRL."""
     key = f"{ROLLOUT}.val_kwargs"
     count = draft.get(f"{key}.n", 1)
     sampling: dict[str, Any] = {}

@@ -66,19 +66,23 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, f"cannot be read: {error}.") from None
     script = ShellScript(text, arguments)
     try:
-        found = list(programs(script))
+        launched = list(programs(script))
     except RecursionError:
         raise _wrong(path, "is nested too deeply.") from None
     except UnreadableShell as error:
         message = f"{error.construct} is not followed: give its outcome as plain commands and variables."
         raise _wrong(path, message, error.line) from None
-    if not found:
+    if not launched:
         message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
+        *_, last = [None, *ShellScript(text, arguments).commands()]
+        if last is not None and last.words[0] == "exit":
+            message = "ends here, before it starts a veRL training: give the script's arguments after its name."
+            raise _wrong(path, message, last.line)
         raise _wrong(path, message)
-    if len(found) > 1:
-        lines = ", ".join(str(command.line) for command, _ in found)
-        raise _wrong(path, f"starts {len(found)} trainings (lines {lines}): leave the one that is to be imported.")
-    return _from_command(*found[0], path, script.assumptions)
+    if len(launched) > 1:
+        lines = ", ".join(str(command.line) for command, _ in launched)
+        raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
+    return _from_command(*launched[0], path, script.assumptions)
 
 
 def programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
@@ -94,12 +98,12 @@ def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Se
     before, after = command.words[:place], command.words[place + 1 :]
     options = re.compile(r"--([\w-]+)(?:=(.*))?")
     launcher = {
-        found[1].replace("-", "_"): found[2] if found[2] is not None else following
+        match[1].replace("-", "_"): match[2] if match[2] is not None else following
         for word, following in zip(before, [*before[1:], ""], strict=True)
-        if (found := options.fullmatch(word))
+        if (match := options.fullmatch(word))
     }
-    given, settings = _split(after)
-    base, more = _primary(given, path)
+    options_given, settings = _split(after)
+    base, more = _primary(options_given, path)
     program = command.words[place].removesuffix(".py").strip("./").replace("/", ".")
     return _with_overrides(VerlSettings(program, base, launcher, (*assumptions, *more)), settings)
 
@@ -138,7 +142,7 @@ def _from_yaml(path: Path) -> VerlSettings:
     remarks = []
     if tree.get("defaults"):
         remarks.append("defaults: veRL's own defaults were taken; other files of the list were not read.")
-    values = dict(_flat({name: each for name, each in tree.items() if name not in ("defaults", "hydra")}))
+    values = dict(_flat({name: value for name, value in tree.items() if name not in ("defaults", "hydra")}))
     if not any(key.startswith(("actor_rollout_ref.", "data.", "critic.")) for key in values):
         raise _wrong(path, "is no veRL configuration: it has neither of the sections data and actor_rollout_ref.")
     reinforces = any(key.startswith("actor_rollout_ref.") for key in values)
@@ -160,12 +164,12 @@ def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSetting
     """The settings with Hydra's overrides laid on them: `key=value`, `+key=value`, `++key=value`, `~key`."""
     values, remarks = dict(settings.values), list(settings.remarks)
     for word in words:
-        found = _OVERRIDE.fullmatch(word)
-        if not found or (found[3] is None and found[1] != "~"):
+        match = _OVERRIDE.fullmatch(word)
+        if not match or (match[3] is None and match[1] != "~"):
             remarks.append(f"'{_shown(word)}' is no setting (key=value), so it was left out.")
             continue
-        mark, key, raw = found.groups()
-        values = {name: each for name, each in values.items() if name != key and not name.startswith(f"{key}.")}
+        mark, key, raw = match.groups()
+        values = {name: old for name, old in values.items() if name != key and not name.startswith(f"{key}.")}
         if mark != "~":
             read = _read(raw)
             values |= dict(_flat(read, key)) if isinstance(read, dict) and read else {key: read}
@@ -185,9 +189,9 @@ def _read(raw: str) -> Any:
 def _plain(value: Any) -> Any:
     """The value with environment variables as OmegaConf writes them."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if not isinstance(value, str):
         return value
     value = re.sub(r"^~(?=/|$)", f"{VARIABLE}HOME{END}", value)
@@ -207,21 +211,21 @@ def _resolved(values: dict[str, Any]) -> dict[str, Any]:
 
 def _followed(value: Any, key: str, values: dict[str, Any], depth: int) -> Any:
     if isinstance(value, list):
-        return [_followed(each, key, values, depth) for each in value]
+        return [_followed(item, key, values, depth) for item in value]
     if not isinstance(value, str) or "${" not in value:
         return _plain(value)
     if depth > _DEEPEST:
         return Unread(value)
 
-    def target(found: re.Match[str]) -> Any:
-        name = _absolute(found[1], key)
+    def target(match: re.Match[str]) -> Any:
+        name = _absolute(match[1], key)
         if name in values:
             return _followed(values[name], name, values, depth + 1)
-        return Unread(found[0]) if found[2] is None else _read(found[2])
+        return Unread(match[0]) if match[2] is None else _read(match[2])
 
     if whole := _REFERENCE.fullmatch(value):
         return target(whole)
-    pieces = [target(found) for found in _REFERENCE.finditer(value)]
+    pieces = [target(match) for match in _REFERENCE.finditer(value)]
     if any(isinstance(piece, Unread) for piece in pieces):
         return Unread(value)
     return _plain(_REFERENCE.sub(lambda _: str(pieces.pop(0)), value))

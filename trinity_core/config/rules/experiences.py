@@ -55,7 +55,7 @@ def experience_rules(config: Config) -> Iterator[Finding]:
             f"must be queue or sql in mode {config.mode}: algorithm_type {name} learns from what an explorer stores."
         )
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, "conflict", message, rests_on)
-    sources = {BUFFER: buffer, **{f"{AUXILIARY}.{key}": each for key, each in inputs.auxiliary_buffers.items()}}
+    sources = {BUFFER: buffer, **{f"{AUXILIARY}.{key}": extra for key, extra in inputs.auxiliary_buffers.items()}}
     for key, source in sources.items():
         if SEVERAL in (source.path or "") and (source.storage_type != "file" or config.mode == "explore"):
             yield Finding(f"{key}.path", source.path, "conflict", ONE_PATH, (f"{key}.storage_type", "mode"))

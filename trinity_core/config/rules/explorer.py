@@ -101,7 +101,7 @@ def key_in(config: Config, name: str | None, where: str) -> str:
         return ""
     key = config.explorer.env_vars.get(name) or os.environ.get(name, "")
     if not key.strip():
-        raise TrinityError(f"The environment variable {name}, which {where} names, is not set.")
+        raise TrinityError(f"The environment variable {name}, which {where} names, is not set.", key=name)
     return key.strip()
 
 

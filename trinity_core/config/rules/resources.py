@@ -183,7 +183,7 @@ def lora_rules(config: Config) -> Iterator[Finding]:
         return
     if len(config.model.lora_configs) > 1:
         message = "must have one entry: a run trains one adapter."
-        yield Finding(key, [each.name for each in config.model.lora_configs], "conflict", message)
+        yield Finding(key, [adapter.name for adapter in config.model.lora_configs], "conflict", message)
     whole = config.mode == "both" and config.engine_adapter is None
     method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes whole weights"
     rests_on = ("synchronizer.sync_method", "mode")

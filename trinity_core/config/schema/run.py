@@ -181,7 +181,7 @@ class Config(Section):
 
     @property
     def explores_alone(self) -> bool:
-        """True if the run is an explorer whose trainer is a run of its own; it takes tasks, or serves users."""
+        """True if the run is an explorer whose trainer is a separate run; it takes tasks, or serves users."""
         return self.mode in ("explore", "serve")
 
     @property

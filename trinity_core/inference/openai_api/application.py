@@ -113,8 +113,8 @@ def task_queue_router(queues: Mapping[str, TaskQueue]) -> APIRouter:
     @router.get("/tasks")
     def counts() -> dict[str, Any]:
         with refusing():
-            found = {name: queue.count() for name, queue in queues.items()}
-        return {name: {"tasks": count, "ended": ended} for name, (count, ended) in found.items()}
+            tasks = {name: queue.count() for name, queue in queues.items()}
+        return {name: {"tasks": count, "ended": ended} for name, (count, ended) in tasks.items()}
 
     @router.post("/tasks")
     def add(new: NewTasks) -> dict[str, Any]:

@@ -179,13 +179,13 @@ class PoolClient(EngineClient):
         try:
             async for number, part, finished in parts:
                 choice = choices[number]
-                given = choice.output(part, finished)
+                core_output = choice.output(part, finished)
                 if many:  # of a long answer they take seconds
-                    done = await self.beside(processor.process_outputs, [given])
+                    done = await self.beside(processor.process_outputs, [core_output])
                 else:
-                    done = processor.process_outputs([given])
-                choice.parts.append(part.part(slice(len(given.new_token_ids))))
-                stopped = number in done.reqs_to_abort or len(given.new_token_ids) < len(part.tokens)
+                    done = processor.process_outputs([core_output])
+                choice.parts.append(part.part(slice(len(core_output.new_token_ids))))
+                stopped = number in done.reqs_to_abort or len(core_output.new_token_ids) < len(part.tokens)
                 if exchange is not None and (finished or stopped):
                     if params.structured_outputs is not None:
                         choice.free = await self._free(choice)
@@ -233,14 +233,14 @@ class PoolClient(EngineClient):
     def _choices(self, core: EngineCoreRequest, processor: OutputProcessor) -> list[_Choice]:
         params = _params(core)
         parent = ParentRequest(core) if params.n > 1 else None
-        found = []
+        choices = []
         for index in range(params.n):
             child = core if parent is None else copy(core)
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
             processor.add_request(child, None, parent, index, None)
-            found.append(_Choice(index, child, self._request(child), self._stops))
-        return found
+            choices.append(_Choice(index, child, self._request(child), self._stops))
+        return choices
 
     def _request(self, core: EngineCoreRequest) -> Request:
         params = _params(core)
@@ -333,8 +333,8 @@ def _knowing_tokens(tokenizer: Any) -> Any:
 def _refuse(params: SamplingParams) -> None:
     """Raise for log-probs that the engines of a run do not return."""
     if params.prompt_logprobs is not None or params.logprob_token_ids is not None:
-        given = "prompt_logprobs" if params.prompt_logprobs is not None else "logprob_token_ids"
-        raise VLLMValidationError(f"{given} is not served here; leave it out, and use logprobs", parameter=given)
+        refused = "prompt_logprobs" if params.prompt_logprobs is not None else "logprob_token_ids"
+        raise VLLMValidationError(f"{refused} is not served here; leave it out, and use logprobs", parameter=refused)
 
 
 def _params(core: EngineCoreRequest) -> SamplingParams:

@@ -92,7 +92,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        """An unknown path or method, of which nobody hears without the key."""
+        """An unknown path or method; requires the key like any other request."""
         try:
             request.app.state.auth.check_key(request)
         except Refusal as without_key:

@@ -68,7 +68,7 @@ class Journal:
         (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
     def read(self) -> list[JournalEntry]:
-        """All sessions, the oldest first. A line that was cut off is left out: nobody was told of it."""
+        """All sessions, the oldest first. A line that was cut off is left out: its request was never answered."""
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
         return [self._read(path) for path in paths]
 
@@ -92,7 +92,7 @@ class Journal:
                 if file.write(data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
             except OSError:
-                file.truncate(whole)  # nobody is told of a part, and what follows stays readable
+                file.truncate(whole)  # a partial line was never acknowledged, and what follows stays readable
                 raise
 
 
@@ -110,7 +110,7 @@ def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
 
 def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
     if "answers" in line:
-        entry.requests.append((line["setting"], [_kept(each) for each in line["answers"]]))
+        entry.requests.append((line["setting"], [_kept(answer) for answer in line["answers"]]))
     elif "feedback" in line:
         entry.feedback = line["feedback"]
     elif "taken_back" in line:

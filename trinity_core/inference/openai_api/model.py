@@ -95,17 +95,17 @@ class OpenSession:
         self.taken_tokens = guided_tokens + sum(int(sequence.mask.sum()) for sequence in sequences)
         if not sequences and reward is not None:
             sequences = [nothing_sampled(self.tokenizer.eos_token_id or 0)]
-        found = []
+        rows = []
         for turn, sequence in enumerate(sequences):
             texts = self.tokenizer.batch_decode(
                 [sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]]
             )
-            given = {"turn": turn, **fields}
+            details = {"turn": turn, **fields}
             own = {"prompt": texts[0], "response": texts[1], SESSION: self.session.name, ANSWERS: sequence.answers}
-            given["info"] = own | given.get("info", {})
-            given["metrics"] = {"response_length": float(sequence.mask.sum())} | given.get("metrics", {})
-            found.append(sequence.experience(**judged(reward, given)))
-        return found
+            details["info"] = own | details.get("info", {})
+            details["metrics"] = {"response_length": float(sequence.mask.sum())} | details.get("metrics", {})
+            rows.append(sequence.experience(**judged(reward, details)))
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +187,17 @@ class ApiModel(RecordingModel):
         The caller sets their rewards. Ends that session; a later request begins another. Where it holds as many
         answers to one prompt as the task has rollouts (`n = repeat_times`), each is a rollout, not a turn.
         """
-        found = super().extract_experience_from_history(clear_history)
+        history = super().extract_experience_from_history(clear_history)
         if "_own" in vars(self):
             own = self._own.experiences()
             answers = len(self._own.session.digests)  # those without loss too: a grammar chose all of their tokens
             if len(own) == self._task.repeat_times == answers and have_one_prompt(own):
                 for experience in own:
                     experience.turn = 0
-            found += own
+            history += own
             if clear_history:
                 del self._own
-        return found
+        return history
 
     def end(self) -> SessionCounts:
         """End all sessions; what became of their tokens."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trinity_core.inference.openai_api.serving import ServedModels
 
 CLIENT_GONE = 499
-"""The status of a response that nobody gets."""
+"""The status of a response to a client that has disconnected."""
 NO_CHOICES = '"choices":[]'
 END_SECONDS = 0.03
 """From the last part of a stream to its end: in this time a client reads the one and not yet the other."""
@@ -140,7 +140,7 @@ def _dumped(result: ChatCompletionResponse | CompletionResponse) -> Iterator[str
 
 
 class RecordedResponse(Response):
-    """A response in a session: it ends with the session, and its exchange is told when it was sent.
+    """A response in a session: it ends with the session, and its exchange is notified once it has been sent.
 
     The end of a stream goes out as one piece, and not together with what is before it: a client that went away before
     the end has then not read it, which its connection tells.

@@ -130,7 +130,7 @@ class RecordedSession:
         with self._lock:
             self._settle()
             free = [call.free for call in self._recorder.calls if call.free is not None]
-            return len(free), sum(int((~each).sum()) for each in free)
+            return len(free), sum(int((~mask).sum()) for mask in free)
 
     @property
     def newest_version(self) -> int:
@@ -249,11 +249,11 @@ class Exchange:
 
     def histories(self, answers: Mapping[int, Message] | None) -> list[Kept]:
         """Its answers, each with its messages up to and with the answer where that can be continued."""
-        found: list[Kept] = []
+        branches: list[Kept] = []
         for (_, choice), call in sorted(self.calls.items(), key=lambda item: item[0]):
             answer = None if answers is None or self.messages is None else answers.get(choice)
-            found.append((call, None if answer is None else [*(self.messages or ()), answer]))
-        return found
+            branches.append((call, None if answer is None else [*(self.messages or ()), answer]))
+        return branches
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
         """The task that `give_up` ends."""

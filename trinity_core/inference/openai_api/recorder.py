@@ -110,11 +110,11 @@ class Recorder:
 def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
     """The digest of the setting, and for each message that of the setting and all messages up to it."""
     so_far = blake2b(setting.encode(), digest_size=16)
-    found = [so_far.digest()]
+    digests = [so_far.digest()]
     for message in messages:
         so_far.update(b"\0" + canonical(message).encode())  # JSON holds no such byte
-        found.append(so_far.digest())
-    return found
+        digests.append(so_far.digest())
+    return digests
 
 
 def _repaired(answer: Message) -> Message | None:
@@ -175,12 +175,12 @@ def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int
 def _before(calls: Sequence[Call]) -> list[list[int]]:
     """For each call the calls whose tokens its prompt begins with, the longest first."""
     tokens = [call.tokens for call in calls]
-    found = []
+    earlier = []
     for call in calls:
         prompt = call.prompt
         fitting = [i for i, those in enumerate(tokens) if len(those) <= len(prompt) and _begins(prompt, those)]
-        found.append(sorted(fitting, key=lambda i: -len(tokens[i])))
-    return found
+        earlier.append(sorted(fitting, key=lambda i: -len(tokens[i])))
+    return earlier
 
 
 def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:

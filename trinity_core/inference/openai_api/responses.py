@@ -62,7 +62,7 @@ def _object(value: Any, param: str) -> Mapping[str, Any]:
 def _objects(value: Any, param: str) -> list[Mapping[str, Any]]:
     if not isinstance(value, list):
         raise Refusal(400, "invalid_type", f"{param}: a list is wanted, not {value!r:.80}.", param)
-    return [_object(each, param) for each in value]
+    return [_object(item, param) for item in value]
 
 
 def _tool(tool: Mapping[str, Any]) -> Fields:
@@ -86,10 +86,10 @@ def _messages(body: Mapping[str, Any]) -> list[Fields]:
     messages: list[Fields] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
-    given = body.get("input")
-    if not isinstance(given, str | list):
+    items = body.get("input")
+    if not isinstance(items, str | list):
         raise Refusal(400, "missing_required_parameter", "input is a text or a list of items.", "input")
-    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+    for item in [{"role": "user", "content": items}] if isinstance(items, str) else items:
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "function_call_output":
             output = _content(item.get("output"))

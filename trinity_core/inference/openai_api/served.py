@@ -70,8 +70,8 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     log = SessionLog(session_log_path(buffer, explorer.name))
     listening = (explorer.listen_address, explorer.api_port) if is_told(config) else (LOOPBACK, 0)
     server = ApiServer(models, *listening, log)
-    queues = [each for each in config.buffer.explorer_input.tasksets if each.storage_type == "queue"]
-    server.queues = {str(each.name): queue_of(config, each) for each in queues}
+    queues = [taskset for taskset in config.buffer.explorer_input.tasksets if taskset.storage_type == "queue"]
+    server.queues = {str(taskset.name): queue_of(config, taskset) for taskset in queues}
     if config.mode == "serve":
         server.served_sessions = served_sessions(config, buffer)
         server.key = (read_json(api_address_file(config)) or {}).get("api_key", server.key)
@@ -101,7 +101,7 @@ def sampling(config: Config) -> dict[str, Any]:
 
 
 def is_told(config: Config) -> bool:
-    """Whether programs outside are told the address. An evaluation serves its own workflows alone: the run that it
+    """True if programs outside get the address. An evaluation serves its own workflows alone: the run that it
     belongs to may be serving."""
     return config.mode != "bench"
 

@@ -1,4 +1,4 @@
-"""The server of the OpenAI API: vLLM's handlers, in a thread of the explorer's process with an event loop of its own.
+"""The server of the OpenAI API: vLLM's handlers, in a thread of the explorer's process with its own event loop.
 
 Nothing here imports vLLM before a server is started.
 """

@@ -150,12 +150,12 @@ class RecordedChat(Chat):
             {**self.default_chat_template_kwargs, "tools": tools, "tokenize": False}
         )
         exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
-        found = exchange.session.continued(exchange.setting, messages)
+        continued = exchange.session.continued(exchange.setting, messages)
         if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
             self._tell_once(NEW_SEQUENCE, departure)
-        if found is None:
+        if continued is None:
             return
-        call, count = found
+        call, count = continued
         rest = await asyncio.to_thread(self._rest, params, messages, count)
         if rest is not None:
             prompt, longest = continued_prompt(call, rest), self.model_config.max_model_len
@@ -206,8 +206,8 @@ class RecordedCompletion(OpenAIServingCompletion):
         if isinstance(result, CompletionResponse):
             exchange.keep()
             return result
-        given = request.prompt
-        prompts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+        prompt = request.prompt
+        prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
         count = prompts * (request.n or 1)
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
 
@@ -329,10 +329,10 @@ class ServedModels:
         """The model of that name; the first for a request that names none. Raises VLLMNotFoundError."""
         if name is None:
             return self._served[0]
-        found = next((one for one in self._served if name in one.model.names), None)
-        if found is None:
+        served = next((one for one in self._served if name in one.model.names), None)
+        if served is None:
             raise VLLMNotFoundError(f"The model `{name}` does not exist.")
-        return found
+        return served
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
         served = self._of(request.model)
@@ -360,7 +360,7 @@ class ServedModels:
 
     async def show_available_models(self) -> ModelList:
         lists = [await one.models.show_available_models() for one in self._served]
-        return ModelList(data=[card for each in lists for card in each.data])
+        return ModelList(data=[card for listed in lists for card in listed.data])
 
 
 class RequestLog(RequestLogger):

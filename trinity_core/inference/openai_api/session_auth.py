@@ -19,7 +19,7 @@ SESSION_ENDED = (410, "session_ended", "This session has ended.")
 
 
 class Refusal(Exception):
-    """What a client is told of a request that cannot be served."""
+    """The error body for a request that cannot be served."""
 
     def __init__(
         self, status: int, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"

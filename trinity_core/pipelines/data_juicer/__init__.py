@@ -1,4 +1,4 @@
-"""Data-Juicer, in a process and an environment of its own: its operators on rows and on experiences."""
+"""Data-Juicer, in its own process and environment: its operators on rows and on experiences."""
 
 from trinity_core.pipelines.data_juicer.client import DataJuicer, process_rows
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer

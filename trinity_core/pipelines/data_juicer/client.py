@@ -36,10 +36,10 @@ TEXTS = ("prompt", "response")
 
 
 class Processes(Protocol):
-    """Whoever has Data-Juicer's operators."""
+    """Runs Data-Juicer's operators."""
 
     def process(self, rows: Sequence[Row], steps: Sequence[Step]) -> list[Row]:
-        """What the operators leave of the rows."""
+        """The rows that the operators keep."""
         ...
 
 
@@ -55,7 +55,7 @@ class DataJuicer:
         try:
             answer = httpx.post(
                 f"{self.url.rstrip('/')}/process",
-                json={"rows": list(rows), "process": [dict(each) for each in steps]},
+                json={"rows": list(rows), "process": [dict(step) for step in steps]},
                 headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
                 timeout=httpx.Timeout(SECONDS, connect=30.0),
                 trust_env=False,
@@ -71,17 +71,17 @@ class DataJuicer:
 
 
 def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[dict[str, Any]]:
-    """Data-Juicer's operators with their arguments, as given or from a configuration file of its own.
+    """Data-Juicer's operators with their arguments, as given or from its own configuration file.
 
     Raises InputError unless there is one of the two with a list of operators.
     """
     if (operators is None) == (config_path is None):
-        raise InputError("data_juicer takes either `operators` or `config_path`")
+        raise InputError("data_juicer takes either `operators` or `config_path`", key="config_path")
     configuration: Any = {"process": operators} if config_path is None else _read(config_path)
     steps = configuration.get("process")
     if not isinstance(steps, Sequence) or not steps or not all(map(_is_step, steps)):
         where = config_path or "data_juicer"
-        raise InputError(f"{where}: `process` must be a list of operators, each `name: arguments`")
+        raise InputError(f"{where}: `process` must be a list of operators, each `name: arguments`", key="process")
     key = configuration.get("text_keys")
     default = {"text_key": key if isinstance(key, str) else key[0]} if key else {}
     return [{name: {**default, **(args or {})} for name, args in step.items()} for step in steps]
@@ -110,7 +110,7 @@ def process_rows(
 
 def _read(path: str) -> dict[str, Any]:
     if not isinstance(path, str):
-        raise InputError("`config_path` must be a path")
+        raise InputError("`config_path` must be a path", key="config_path")
     return _contents(path)
 
 
@@ -122,7 +122,7 @@ def _contents(path: str) -> dict[str, Any]:
     except ConfigError as error:
         raise InputError(f"the Data-Juicer configuration cannot be used: {error.problems[0]}") from None
     if not configuration:
-        raise InputError(f"the Data-Juicer configuration {path} has no keys")
+        raise InputError(f"the Data-Juicer configuration {path} has no keys", key=str(path))
     if unread := [key for key in configuration if key not in READ]:
         log.warning("without effect in %s, as rows come from the pipeline: %s", path, ", ".join(unread))
     return configuration
@@ -143,14 +143,15 @@ def data_juicer(
     `config_path` such a file. Raises TrinityError where an operator changes a prompt or a response,
     since the tokens would stay what they are, and where a changed reward is no finite number.
     """
-    rows = [_row(place, each) for place, each in enumerate(experiences)]
+    rows = [_row(place, experience) for place, experience in enumerate(experiences)]
     kept = []
     for left in process_rows(rows, data_juicer_server, operators, config_path):
         row = rows[left[PLACE]]
         if changed := [name for name in TEXTS if left[name] != row[name]]:
             raise TrinityError(
                 f"data_juicer: an operator changes the {changed[0]} of an experience, but its tokens are those that "
-                "were sampled; use such operators in the task pipeline"
+                "were sampled; use such operators in the task pipeline",
+                key=changed[0],
             )
         experience = experiences[left[PLACE]]
         experience.info |= _numbers(measured(left))
@@ -164,7 +165,9 @@ def _rewarded(experience: Experience, reward: Any) -> Experience:
     if total is None and (reward is None or reward != reward):
         return experience
     if total is None or number is None or not math.isfinite(number):
-        raise TrinityError(f"data_juicer: an operator changes the reward {total} of an experience to {reward}")
+        raise TrinityError(
+            f"data_juicer: an operator changes the reward {total} of an experience to {reward}", key="reward"
+        )
     if number == total:
         return experience
     return replace(experience, reward=number - total + (experience.reward or 0.0))

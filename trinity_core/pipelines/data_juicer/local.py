@@ -1,4 +1,4 @@
-"""Starts and ends a Data-Juicer server of the run's own."""
+"""Starts and ends the run's own Data-Juicer server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-Juicer behind HTTP on the loopback interface: in an environment of its own, importing nothing of this project.
+"""Data-Juicer behind HTTP on the loopback interface: in its own environment, importing nothing of this project.
 
 `POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or
 `{"error": ...}` with status 400 for a list of operators that cannot be made and 500 where one fails; `GET /` says which
@@ -33,21 +33,21 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
     from data_juicer.core.data import NestedDataset
     from data_juicer.ops import OPERATORS, load_ops
 
-    unknown = [name for each in operators for name in each if name not in OPERATORS.modules]
+    unknown = [name for step in operators for name in step if name not in OPERATORS.modules]
     if unknown:
         near = difflib.get_close_matches(unknown[0], OPERATORS.modules, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"Data-Juicer has no operator {', '.join(unknown)}{hint}")
     try:
-        made = load_ops([{name: {"num_proc": 1, **args} for name, args in each.items()} for each in operators])
+        loaded = load_ops([{name: {"num_proc": 1, **args} for name, args in step.items()} for step in operators])
     except (TypeError, ValueError, ImportError) as error:
         raise ValueError(f"Data-Juicer cannot make the operators: {error}") from error
     dataset = NestedDataset.from_list(rows)
-    for operator, each in zip(made, operators, strict=True):
+    for operator, step in zip(loaded, operators, strict=True):
         try:
             dataset = dataset.process([operator], open_monitor=False) if len(dataset) else dataset
         except Exception as error:
-            raise OperatorError(f"{next(iter(each))}: {type(error).__name__}: {error}") from error
+            raise OperatorError(f"{next(iter(step))}: {type(error).__name__}: {error}") from error
     return list(dataset)
 
 
@@ -73,8 +73,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         key = os.environ.get(KEY, "")
-        given = self.headers.get("Authorization", "")
-        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        header = self.headers.get("Authorization", "")
+        if key and not hmac.compare_digest(header.encode(), f"Bearer {key}".encode()):
             self._answer(401, {"error": "the key is wrong"})
             return False
         return True
@@ -99,7 +99,7 @@ def main() -> None:
     os.environ.update(NO_DOWNLOADS)
     server = HTTPServer(("127.0.0.1", port), Handler)
     print(server.server_address[1], flush=True)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what operators print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what operators print is not read
     server.serve_forever()
 
 

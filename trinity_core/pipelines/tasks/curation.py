@@ -32,14 +32,14 @@ from trinity_core.runlock import hold, release
 log = logging.getLogger(__name__)
 
 CHUNK = 1024
-"""Rows between commits: what a killed pipeline does again."""
+"""Rows between commits: at most so many are processed again after a kill."""
 LOCK = "curate"
 Located = tuple[RowLocation, Row]
 
 
 @dataclass(frozen=True)
 class TaskPipeline:
-    """What is read, what happens to it and how much of it is wanted."""
+    """Inputs, operators and size of the output."""
 
     inputs: Sequence[str]
     """Local files, or folders whose files are named by split."""
@@ -87,7 +87,9 @@ def curate(
     Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
     rejected, or no row is left.
     """
-    operators = [made_operator(each, place, models, data_juicer) for place, each in enumerate(pipeline.operators, 1)]
+    operators = [
+        made_operator(config, place, models, data_juicer) for place, config in enumerate(pipeline.operators, 1)
+    ]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
         "columns": list(pipeline.columns),
@@ -99,8 +101,8 @@ def curate(
     }
     name = fingerprint(files, pipeline.operators, operators, choices)
     folder = root / name
-    if made := _finished(folder):
-        return made
+    if finished := _finished(folder):
+        return finished
     with clear_errors("making", folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     hold(folder, LOCK)
@@ -127,7 +129,7 @@ def made_operator(
     """
     kind = TASK_OPERATORS.resolve(configured.name)
     known = {"models": models, "data_juicer_server": data_juicer}
-    inputs = {name: given for name, given in known.items() if TASK_OPERATORS.uses(configured.name, name)}
+    inputs = {name: value for name, value in known.items() if TASK_OPERATORS.uses(configured.name, name)}
     operator = kind(**{**configured.args, **inputs})
     operator.label = f"{place} {configured.name}"
     return operator
@@ -140,8 +142,8 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         for operator in operators:
             operator.start()
         if begun := progress.read:
-            log.info("%s goes on after %d rows", folder, begun)
-        everything = (each for path in pipeline.inputs for each in stream_rows(path, pipeline.split))
+            log.info("%s continues after %d rows", folder, begun)
+        everything = (located for path in pipeline.inputs for located in stream_rows(path, pipeline.split))
         rows = islice(everything, begun, None)
         while chunk := list(islice(rows, CHUNK)):
             with progress.chunk():
@@ -156,9 +158,10 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         if empty := [split for split, rows in written.items() if not rows]:
             raise DataError(
                 f"task pipeline: split '{empty[0]}' has no row, as {progress.kept} are left and test_share is "
-                f"{pipeline.test_share:g}"
+                f"{pipeline.test_share:g}",
+                key="test_share",
             )
-        made = CuratedDataset(
+        dataset = CuratedDataset(
             folder, name, written["train"], written.get("test", 0), progress.read, progress.rejected, progress.dropped
         )
         _write(folder / "rejected.jsonl", map(_rejected_line, progress.set_aside()))
@@ -166,9 +169,9 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         for operator in operators:
             operator.close()
         progress.close()
-    write_json(folder / "dataset.json", {key: value for key, value in vars(made).items() if key != "folder"})
+    write_json(folder / "dataset.json", {key: value for key, value in vars(dataset).items() if key != "folder"})
     (folder / "progress.db").unlink()
-    return made
+    return dataset
 
 
 def _chunk(
@@ -222,7 +225,7 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
             progress.reject(RejectedRow(located[0][0], reason))
             return []
         log.debug("%s fails with a chunk; its rows are tried one by one", operator.label, exc_info=error)
-        return [left for each in located for left in _operated(operator, [each], progress)]
+        return [left for row in located for left in _operated(operator, [row], progress)]
     if dropped:
         progress.drop(operator.label, dropped)
     for location, why in unusable:
@@ -235,7 +238,7 @@ def _priority(row: Row, weights: Mapping[str, float]) -> float:
     for key, weight in weights.items():
         number = number_of(row.get(key))
         if number is None:
-            raise DataError(f"priority_weights: the row has no number in the column '{key}'")
+            raise DataError(f"priority_weights: the row has no number in the column '{key}'", key=key)
         total += weight * number
     return total
 
@@ -255,10 +258,13 @@ def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:
     if rejected > pipeline.max_rejected_share * read:
         raise DataError(
             f"task pipeline: {rejected} of {read} rows cannot be used, more than max_rejected_share = "
-            f"{pipeline.max_rejected_share:g} allows: {first}"
+            f"{pipeline.max_rejected_share:g} allows: {first}",
+            key="max_rejected_share",
         )
     if not read:
-        raise DataError(f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'")
+        raise DataError(
+            f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'", key="split"
+        )
     if not progress.kept:
         lost = ", ".join(f"{number} by {operator}" for operator, number in progress.dropped.items())
         raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; rejected: {first or 0}")

@@ -39,7 +39,8 @@ class DataJuicerOperators(TaskOperator):
         if whole := [name for name in names if name.endswith(WHOLE)]:
             raise InputError(
                 f"data_juicer: {whole[0]} looks at all rows of a data set at once, but rows pass in chunks; leave it "
-                "out, or run Data-Juicer on the file first. duplicate_filter finds duplicates across chunks."
+                "out, or run Data-Juicer on the file first. duplicate_filter finds duplicates across chunks.",
+                key="operators",
             )
 
     @property
@@ -51,23 +52,23 @@ class DataJuicerOperators(TaskOperator):
         assert self._server is not None, "whoever runs the pipeline gives the server"
         self._server.process([], self._steps)
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         """See `TaskOperator`. Raises TransientFault where the server is away, TrinityError where an operator fails."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
-        columns = list(dict.fromkeys(key for row in given for key in row))
-        sent = [{PLACE: place, **{key: row.get(key) for key in columns}} for place, row in enumerate(given)]
-        outcomes: list[list[Row]] = [[] for _ in given]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        sent = [{PLACE: place, **{key: row.get(key) for key in columns}} for place, row in enumerate(rows)]
+        outcomes: list[list[Row]] = [[] for _ in rows]
         for left in self._server.process(sent, self._steps):
             place = left[PLACE]
-            outcomes[place].append(_row(left, given[place]))
+            outcomes[place].append(_row(left, rows[place]))
         return list(outcomes)
 
 
-def _row(left: Row, given: Row) -> Row:
+def _row(left: Row, original: Row) -> Row:
     """A row without what Data-Juicer added for itself, and with what it measured."""
     kept = {
         key: value
         for key, value in left.items()
-        if key != PLACE and not key.startswith(OWN) and (value is not None or key in given)
+        if key != PLACE and not key.startswith(OWN) and (value is not None or key in original)
     }
     return kept | measured(left)

@@ -34,10 +34,10 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def ngrams(found: list[str], n: int) -> Iterator[str]:
+def ngrams(words: list[str], n: int) -> Iterator[str]:
     """Every run of `n` words; a shorter text is one run."""
-    for start in range(max(1, len(found) - n + 1) if found else 0):
-        yield " ".join(found[start : start + n])
+    for start in range(max(1, len(words) - n + 1) if words else 0):
+        yield " ".join(words[start : start + n])
 
 
 def digest(text: str, size: int = 8) -> bytes:
@@ -58,7 +58,7 @@ class TextLengthFilter(TaskOperator):
         self._keys = checked_keys("text_length_filter", input_keys)
         self._min, self._max = min_len, float("inf") if max_len is None else max_len
         if self._max < self._min:
-            raise InputError(f"text_length_filter: max_len {max_len} is below min_len {min_len}")
+            raise InputError(f"text_length_filter: max_len {max_len} is below min_len {min_len}", key="max_len")
 
     def row(self, row: Row, memory: Memory) -> list[Row]:
         return [row] if all(self._min <= len(text_of(row, key)) <= self._max for key in self._keys) else []
@@ -77,7 +77,9 @@ class FormatCheckFilter(TaskOperator):
         try:
             self._pattern = regex.compile(pattern)
         except regex.error as error:
-            raise InputError(f"format_check_filter: pattern {pattern!r} is no regular expression: {error}") from error
+            raise InputError(
+                f"format_check_filter: pattern {pattern!r} is no regular expression: {error}", key="pattern"
+            ) from error
 
     def row(self, row: Row, memory: Memory) -> Outcome:
         try:
@@ -176,14 +178,15 @@ class LanguageIdScoreFilter(TaskOperator):
         self._lang = [lang] if isinstance(lang, str) else list(lang)
         self._min_score = min_score
         if not self._lang:
-            raise InputError("language_id_score_filter: lang must name at least one language")
+            raise InputError("language_id_score_filter: lang must name at least one language", key="lang")
 
     def start(self) -> None:
         known = _identifier().labels
-        if unknown := [each for each in self._lang if each not in known]:
+        if unknown := [code for code in self._lang if code not in known]:
             raise InputError(
                 f"language_id_score_filter: no language {', '.join(unknown)} is known; lang takes codes of ISO 639, "
-                f"as {', '.join(sorted(each for each in known if len(each) == 2))}"
+                f"as {', '.join(sorted(code for code in known if len(code) == 2))}",
+                key="lang",
             )
 
     def row(self, row: Row, memory: Memory) -> list[Row]:
@@ -191,7 +194,7 @@ class LanguageIdScoreFilter(TaskOperator):
 
     def _fits(self, text: str) -> bool:
         likely = dict(_identifier().rank(text))
-        wanted = sum(likely.pop(each, 0.0) for lang in self._lang for each in (lang, *WITHIN.get(lang, ())))
+        wanted = sum(likely.pop(code, 0.0) for lang in self._lang for code in (lang, *WITHIN.get(lang, ())))
         wordless = likely.pop(WORDLESS)
         others = max(likely.values(), default=0.0)
         if max(wanted, others) < max(wordless, EVIDENCE):

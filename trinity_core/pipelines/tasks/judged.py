@@ -40,7 +40,7 @@ class JudgedFilter(TaskOperator):
 
     column: ClassVar[str]
     task: ClassVar[str]
-    """What the model is told to do."""
+    """The system prompt."""
     aspects: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -61,19 +61,21 @@ class JudgedFilter(TaskOperator):
         self._keys = checked_keys(name, input_keys)
         self._fields = tuple(field_names or self._keys)
         if len(self._fields) != len(self._keys):
-            raise InputError(f"{name}: field_names must have a name for each of the {len(self._keys)} input_keys")
+            raise InputError(
+                f"{name}: field_names must have a name for each of the {len(self._keys)} input_keys", key="field_names"
+            )
         if max_score < min_score:
-            raise InputError(f"{name}: max_score {max_score:g} is below min_score {min_score:g}")
+            raise InputError(f"{name}: max_score {max_score:g} is below min_score {min_score:g}", key="max_score")
         self._bounds, self._temperature, self._max_tokens = (min_score, max_score), temperature, max_tokens
 
     @property
     def asks(self) -> Sequence[AskedModel]:
         return [self._asked]
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         assert self._models is not None, "curate gives the models"
-        answers = self._models.ask(self._asked, [self._question(row) for row in given])
-        return [self._outcome(row, answer) for row, answer in zip(given, answers, strict=True)]
+        answers = self._models.ask(self._asked, [self._question(row) for row in rows])
+        return [self._outcome(row, answer) for row, answer in zip(rows, answers, strict=True)]
 
     def _question(self, row: Row) -> Question:
         shown = "\n\n".join(
@@ -95,8 +97,8 @@ class JudgedFilter(TaskOperator):
 
 def score_of(answer: str, aspects: Sequence[str]) -> float | None:
     """The mean of the aspects in the last JSON object that has them, divided by 5; None without such an object."""
-    found = last_object(answer, aspects[0])
-    numbers = [found.get(aspect) for aspect in aspects] if found else []
+    verdict = last_object(answer, aspects[0])
+    numbers = [verdict.get(aspect) for aspect in aspects] if verdict else []
     ratings = [number for number in numbers if _is_rating(number)]
     if not ratings or len(ratings) < len(aspects):
         return None

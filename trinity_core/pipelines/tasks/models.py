@@ -62,7 +62,7 @@ class NoAnswer:
 def asked_model(operator: str, name: str, base_url: str | None, api_key_env: str | None) -> AskedModel:
     """The model of an operator's arguments. Raises InputError without a name."""
     if not name:
-        raise InputError(f"{operator}: api_or_hf_model must name the model")
+        raise InputError(f"{operator}: api_or_hf_model must name the model", key="api_or_hf_model")
     return AskedModel(name, base_url, api_key_env)
 
 
@@ -75,7 +75,7 @@ def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
         return None
     wanted = asked.name.lower()
     for model in (*config.explorer.auxiliary_models, policy_as_judge(config)):
-        if wanted in {each.lower() for each in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
+        if wanted in {name.lower() for name in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
             return model
     return None
 
@@ -89,10 +89,10 @@ def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
 
 
 def unknown_model(config: Config, asked: AskedModel) -> str | None:
-    """Why nobody can ask this model; None if somebody can."""
+    """Why this model cannot be asked; None if it can."""
     if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
         return None
-    names = ", ".join([*(each.name or each.model_path for each in config.explorer.auxiliary_models), POLICY])
+    names = ", ".join([*(model.name or model.model_path for model in config.explorer.auxiliary_models), POLICY])
     return (
         f"names no model of this configuration ({names}). Add it to explorer.auxiliary_models, or give the base_url of "
         f"an OpenAI-compatible endpoint that has it (or set {BASE_URL})."

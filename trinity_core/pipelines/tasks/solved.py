@@ -38,7 +38,10 @@ class Solving(TaskOperator):
         self._pool = RewardPool()
         REWARD_FNS.resolve(self._reward_fn)
         if self._reward_fn in MODEL_REWARDS:
-            raise InputError(f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not")
+            raise InputError(
+                f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not",
+                key="reward_fn",
+            )
 
     @property
     def asks(self) -> Sequence[AskedModel]:
@@ -115,15 +118,15 @@ class PassRateFilter(Solving):
             name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
         )
         if max_rate < min_rate:
-            raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}")
+            raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}", key="max_rate")
         self._samples, self._bounds = samples, (min_rate, max_rate)
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
-        rates = self.rates([(text_of(row, self._keys[0]), row) for row in given], self._samples)
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
+        rates = self.rates([(text_of(row, self._keys[0]), row) for row in rows], self._samples)
         lowest, highest = self._bounds
         return [
             rate if isinstance(rate, Unusable) else [{**row, COLUMN: rate}] if lowest <= rate <= highest else []
-            for row, rate in zip(given, rates, strict=True)
+            for row, rate in zip(rows, rates, strict=True)
         ]
 
 
@@ -161,23 +164,23 @@ class RewriteMapper(Solving):
         )
         self._rewrites, self._checks, self._agreement = rewrites, checks, min_agreement
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         key = self._keys[0]
         asked = [
             Question(REWRITE, text_of(row, key), self._temperature, self._max_tokens, seed)
-            for row in given
+            for row in rows
             for seed in range(self._rewrites)
         ]
-        said = _shares(self.ask(asked), self._rewrites)
-        made = [
+        rewrites = _shares(self.ask(asked), self._rewrites)
+        rewritten = [
             (place, text.strip())
-            for place, (row, texts) in enumerate(zip(given, said, strict=True))
+            for place, (row, texts) in enumerate(zip(rows, rewrites, strict=True))
             for text in dict.fromkeys(text for text in texts if isinstance(text, str))
             if text.strip() and text.strip() != text_of(row, key).strip()
         ]
-        rates = self.rates([(text, given[place]) for place, text in made], self._checks)
-        rows: list[list[Row]] = [[{**row, "rewritten": False}] for row in given]
-        for (place, text), rate in zip(made, rates, strict=True):
+        rates = self.rates([(text, rows[place]) for place, text in rewritten], self._checks)
+        outcomes: list[list[Row]] = [[{**row, "rewritten": False}] for row in rows]
+        for (place, text), rate in zip(rewritten, rates, strict=True):
             if not isinstance(rate, Unusable) and rate >= self._agreement:
-                rows[place].append({**given[place], key: text, "rewritten": True})
-        return list(rows)
+                outcomes[place].append({**rows[place], key: text, "rewritten": True})
+        return list(outcomes)

@@ -64,9 +64,9 @@ class TaskOperator:
     def close(self) -> None:
         """Let go of what it holds, after the last row or a failure."""
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+    def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
         """What becomes of each row. Must not change the rows given."""
-        return [self.row(row, memory) for row in given]
+        return [self.row(row, memory) for row in rows]
 
     def row(self, row: Row, memory: Memory) -> Outcome:
         """What becomes of one row."""
@@ -82,14 +82,16 @@ def text_of(row: Row, key: str) -> str:
     value: Any = row.get(key)
     if not isinstance(value, str):
         problem = "has no" if value is None else "has no text in the"
-        raise DataError(f"the row {problem} column '{key}'; its columns are {', '.join(map(str, row)) or 'none'}")
+        raise DataError(
+            f"the row {problem} column '{key}'; its columns are {', '.join(map(str, row)) or 'none'}", key=key
+        )
     return value
 
 
 def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The columns. Raises InputError if there are none."""
     if not keys:
-        raise InputError(f"{operator}: input_keys must name at least one column")
+        raise InputError(f"{operator}: input_keys must name at least one column", key="input_keys")
     return tuple(keys)
 
 
@@ -113,12 +115,12 @@ def fingerprint(
         "inputs": [_contents(file) for file in files],
         "operators": [
             {
-                "name": each.name,
-                "args": dict(each.args),
-                "source": _source(TASK_OPERATORS.resolve(each.name)),
+                "name": settings.name,
+                "args": dict(settings.args),
+                "source": _source(TASK_OPERATORS.resolve(settings.name)),
                 "files": [_contents(file) for file in operator.files],
             }
-            for each, operator in zip(configured, operators, strict=True)
+            for settings, operator in zip(configured, operators, strict=True)
         ],
         "choices": dict(choices),
     }

@@ -101,7 +101,7 @@ class Validation:
     def json(self) -> str:
         """As JSON, without the values of the problems, which may be secrets."""
         problems = [
-            {name: each for name, each in asdict(problem).items() if name != "value"} for problem in self.problems
+            {name: value for name, value in asdict(problem).items() if name != "value"} for problem in self.problems
         ]
         return json.dumps({"accepted": self.accepted, **asdict(self), "problems": problems}, indent=2)
 
@@ -253,12 +253,12 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
 def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
     """Shortage of the machine's memory; of a process on a GPU its host memory counts."""
     needs = [(process, process.host if process.gpus else process.memory or ()) for process in stage.processes]
-    of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
-    wanted = sum(max(each.number * least(memory), each.reading) for each, memory in needs)
-    writers = sum(each.number for each in stage.processes if each.kind == TRAINER) * WRITER_BYTES
+    of_gpus = sum(one.shared_memory for one in stage.processes if one.gpus)  # on the CPU it is among the needs
+    wanted = sum(max(process.number * least(memory), process.reading) for process, memory in needs)
+    writers = sum(process.number for process in stage.processes if process.kind == TRAINER) * WRITER_BYTES
     wanted += of_gpus + writers + OTHER_PROCESSES.bytes
     if any(memory for _, memory in needs) and wanted > room.memory:
-        parts = [f"{each.number} × {each.kind}, {size(least(memory))} ({_parts(memory)})" for each, memory in needs]
+        parts = [f"{one.number} × {one.kind}, {size(least(memory))} ({_parts(memory)})" for one, memory in needs]
         parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
         parts += [f"{size(writers)} processes that write checkpoints"] * bool(writers)
         listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
@@ -287,7 +287,7 @@ def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
 
 def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
     """Of a GPU's memory: of each process, of those that share one, and of the share that an engine is given."""
-    on_gpu = [each for each in stage.processes if each.gpus and each.memory]
+    on_gpu = [process for process in stage.processes if process.gpus and process.memory]
     for process in on_gpu:
         assert process.memory is not None
         if process.least and total(process.least) > total(process.memory):
@@ -300,13 +300,13 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
                 f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
                 f"{size(gpu_memory)}: {_parts(process.memory)}."
             )
-    sharing = [each for each in on_gpu if each.gpus < 1]
-    if all(each.resting for each in sharing):
+    sharing = [one for one in on_gpu if one.gpus < 1]
+    if all(one.resting for one in sharing):
         yield from _colocation_shortages(sharing, gpu_memory)
         return
-    wanted = sum(each.bytes or 0 for each in sharing)
+    wanted = sum(one.bytes or 0 for one in sharing)
     if len(sharing) > 1 and wanted > gpu_memory:
-        parts = "; ".join(f"{each.kind}, {size(each.bytes or 0)} ({_parts(each.memory or ())})" for each in sharing)
+        parts = "; ".join(f"{one.kind}, {size(one.bytes or 0)} ({_parts(one.memory or ())})" for one in sharing)
         yield (
             f"the processes on one GPU need about {size(wanted)} of its memory together, and it has "
             f"{size(gpu_memory)}: {parts}."
@@ -316,7 +316,7 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
 def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -> Iterator[str]:
     """Of a GPU that its processes use one at a time: each needs what the others leave it."""
     for process in sharing:
-        resting = sum(total(each.resting) for each in sharing if each is not process)
+        resting = sum(total(other.resting) for other in sharing if other is not process)
         wanted = (process.bytes or 0) + resting
         if (process.bytes or 0) <= gpu_memory < wanted:
             yield (

@@ -40,8 +40,8 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
         for key, taskset in (*training, *eval_tasksets(config)):
             if taskset.storage_type != "queue" and not reads_output(config, taskset):
                 yield from _found(key, taskset, partial(_task_problems, taskset, config), taskset.name)
-    for name, given in inputs_of(config):
-        yield from _found(f"{JOINED_INPUTS}.{name}", given, partial(_input_problems, name, given), name, "join_key")
+    for name, joined in inputs_of(config):
+        yield from _found(f"{JOINED_INPUTS}.{name}", joined, partial(_input_problems, name, joined), name, "join_key")
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
@@ -54,19 +54,19 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
 
 def _found(
     key: str,
-    given: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
+    data_set: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
     problems_of: Callable[[list[Row]], list[Problem]],
     name: str | None,
     columns: str = "format",
 ) -> Iterator[Finding]:
     """`columns`: the setting that says which columns a row must have."""
-    path, storage = given.path or "", given.storage_type or "file"
+    path, storage = data_set.path or "", data_set.storage_type or "file"
     if storage == "file" and path and not looks_local(path) and not is_local(path):
         if error := hub_error(f"{key}.path", path, "dataset"):
             yield error
         return
     try:
-        read = first_rows(path, given.split, given.subset_name, storage, name, ROWS)
+        read = first_rows(path, data_set.split, data_set.subset_name, storage, name, ROWS)
     except DataError as error:
         yield Finding(f"{key}.path", path, "unavailable", f"{error}.")
         return
@@ -74,9 +74,9 @@ def _found(
     if None in problems:
         return
     refused = [f"{location}: {why}" for location, why in zip(read.locations, problems, strict=True)]
-    refused += [str(each) for each in read.rejected]
+    refused += [str(row) for row in read.rejected]
     if not refused:
-        yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{given.split}'.")
+        yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{data_set.split}'.")
     else:
         count = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
         verb = "can" if len(refused) > 1 else "cannot"
@@ -85,14 +85,14 @@ def _found(
 
 def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> list[Problem]:
     answered = any(formats.has_column(row, taskset.format.response_key) for row in rows)
-    is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
+    is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
     features = () if is_eval else taskset.task_selector.feature_keys
     problems = row_problems(rows, taskset.format, answered, features, None, needs_prompt(taskset))
     return [str(problem) if problem else None for problem in problems]
 
 
-def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:
-    return [_raised(partial(input_row, name, given, row)) for row in rows]
+def _input_problems(name: str, joined: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:
+    return [_raised(partial(input_row, name, joined, row)) for row in rows]
 
 
 def _answers(buffer: ExperienceBufferConfig, read: Callable[..., Any], rows: list[Row]) -> list[Problem]:

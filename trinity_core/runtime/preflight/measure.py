@@ -1,4 +1,4 @@
-"""`trinity plan --measure`: the pace of each stage, from a trial in a process of its own.
+"""`trinity plan --measure`: the pace of each stage, from a trial in a separate process.
 
     python -m trinity_core.runtime.preflight.measure --config FILE --stage NAME --folder DIR [key=value …]
 
@@ -69,14 +69,14 @@ def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[
 
 
 def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config, say: Callable[[str], None]) -> Pace:
-    """The pace of the stage of that name: `STEPS` steps of it in a process of its own, in a folder that is removed."""
+    """The pace of the stage of that name: `STEPS` steps of it in a separate process, in a folder that is removed."""
     say(f"Measuring {stage.name}: {STEPS} steps on this machine. Processes start and load the model …")
-    with tempfile.TemporaryDirectory(prefix="trinity-plan-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="trinity-plan-") as folder_name:
+        folder = Path(folder_name)
         job_dir = trial_of(stage, folder).job_dir
         command = [
             sys.executable, "-m", "trinity_core.runtime.preflight.measure",
-            "--config", str(file), "--stage", name, "--folder", made, *overrides,
+            "--config", str(file), "--stage", name, "--folder", folder_name, *overrides,
         ]  # fmt: skip
         began = time.time()
         with _running(command, folder / "trial.log", say) as trial:
@@ -115,7 +115,8 @@ def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callab
             say(f"Measuring {name}: step {done} of {STEPS}")
     raise TrinityError(
         f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} steps. "
-        "Measure it with a smaller batch_size or max_response_tokens, given as key=value."
+        "Measure it with a smaller batch_size or max_response_tokens, given as key=value.",
+        key="batch_size",
     )
 
 

@@ -44,7 +44,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
         named.append(("model.critic_model_path", model.critic_model_path, False))
     if config.mode != "train":
         listed = enumerate(config.explorer.auxiliary_models)
-        named += [(f"explorer.auxiliary_models[{i}].model_path", each.model_path, True) for i, each in listed]
+        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
     for key, path, speaks in named:
         if looks_local(path) or Path(path).exists():
             if fault := model_fault(Path(path), speaks):
@@ -97,8 +97,8 @@ def too_long_sequences(config: Config) -> Iterator[Finding]:
     model = config.model
     key = "max_model_len" if config.written("model.max_model_len") else "max_response_tokens"
     lengths = [(f"model.{key}", model.model_path, model.max_model_len)]
-    for place, each in enumerate(config.explorer.auxiliary_models):
-        lengths.append((f"explorer.auxiliary_models[{place}].max_model_len", each.model_path, each.max_model_len))
+    for place, extra in enumerate(config.explorer.auxiliary_models):
+        lengths.append((f"explorer.auxiliary_models[{place}].max_model_len", extra.model_path, extra.max_model_len))
     for key, path, longest in lengths:
         try:
             described = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
@@ -223,10 +223,10 @@ def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding
 
 
 def _is_cached(name: str, kind: Literal["model", "dataset"]) -> bool:
-    """Whether files of it were downloaded. A data set is kept as it was prepared, in a folder of its own."""
+    """Whether files of it were downloaded. A data set is kept as it was prepared, in its own folder."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     folders = [folder, prepared / name.replace("/", "___")] if kind == "dataset" else [folder]
-    return any(each.is_dir() and any(each.iterdir()) for each in folders)
+    return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)

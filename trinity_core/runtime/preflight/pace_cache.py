@@ -104,7 +104,7 @@ def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: 
     counted = [step for step in sorted(ends) if step > left_out and step - 1 in ends]
     if not counted:
         raise ValueError(f"{len(ends)} steps were trained, of which the first {left_out} do not count")
-    step = fmean(ends[each] - ends[each - 1] for each in counted)
+    step = fmean(ends[step] - ends[step - 1] for step in counted)
     parts = _parts(lines, counted, EXPLORING, "explorer") | _parts(lines, counted, TRAINING, "trainer")
     first = ends[min(ends)] - began
     shown = {name: seconds for name, seconds in parts.items() if seconds >= SHOWN * step}
@@ -116,11 +116,11 @@ def _parts(
 ) -> dict[str, float]:
     """Part → its mean seconds in these steps."""
     own = [line for line in lines if line.source == source]
-    found = {}
+    means = {}
     for part, names in parts.items():
         timings = [series(own, f"timing_s/{name}") for name in names]
-        found[part] = fmean(sum(timing.get(step, 0.0) for timing in timings) for step in steps)
-    return found
+        means[part] = fmean(sum(timing.get(step, 0.0) for timing in timings) for step in steps)
+    return means
 
 
 def folder() -> Path:

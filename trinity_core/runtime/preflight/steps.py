@@ -50,9 +50,9 @@ def _explored(config: Config) -> Steps:
         return Steps(None, "there is no task set; set buffer.total_steps")
     if any(reads_output(config, taskset) for taskset in tasksets):
         return Steps(None, "the tasks are made by data_processor.task_pipeline")
-    _check_readable((each.storage_type, each.path, each.split, each.subset_name) for each in tasksets)
+    _check_readable((taskset.storage_type, taskset.path, taskset.split, taskset.subset_name) for taskset in tasksets)
     schedule = TaskSchedule(
-        [Taskset.read(each, config.seed) for each in tasksets], config.buffer.batch_size, config.seed
+        [Taskset.read(taskset, config.seed) for taskset in tasksets], config.buffer.batch_size, config.seed
     )
     steps = training_steps if config.mode in ("both", "train") else explore_steps
     return Steps(steps(config, schedule), _epochs(config, schedule.epoch_length, "tasks"))
@@ -73,8 +73,8 @@ def _supervised(config: Config) -> Steps:
         return True
 
     rows = sum(map(is_usable, read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows))
-    each = 2 if kind == "preferences" else 1
-    steps = -(-config.buffer.total_epochs * rows * each // config.buffer.train_batch_size)
+    rows_each = 2 if kind == "preferences" else 1
+    steps = -(-config.buffer.total_epochs * rows * rows_each // config.buffer.train_batch_size)
     return Steps(steps, _epochs(config, rows, "rows")) if rows else Steps(None, f"{buffer.path} has no usable row")
 
 

@@ -8,13 +8,13 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 | 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
 | 1 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wB and 8P/N |
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
-| 3 | wP/N, and wL gathered | 4P/N | 8P/N | 4B | 4P/N |
+| 3 | wP/N, and wL gathered | 4P/N, none if w is 4 | 8P/N | 4B | 4P/N, on a CPU 4B |
 
 B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than it, as the output
 embedding often is, is reduced whole: 4 + w bytes a parameter in place of 4B. L is the weights that may be gathered at a
 time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on, the
 worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as far
-as it is used.
+as it is used. On the CPU B and L are `AT_ONCE_ON_CPU`.
 
 Of a LoRA adapter's model P is the parameters of the adapter, but for the weights, which are those of both; there is no
 second model for the reference.
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings
-from trinity_core.config.training import MAX_LIVE, REDUCE_BUCKET
+from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, base_bytes
 from trinity_core.runtime.preflight.needs import Need, nonzero, size
 from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
@@ -133,10 +133,10 @@ def _joined(units: Sequence[RowUnit]) -> RowUnit:
     return first
 
 
-def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
+def _of_rows(rows: int, micro_rows: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
     """Micro-batches of a number of rows; groups stay together where they fit."""
     here = -(-rows // workers)
-    top = min(each, here)
+    top = min(micro_rows, here)
     count = -(-here // top)
     prompts = -(-top // repeats)
     tokens, mask = prompts * prompt + top * response, mask_elements(top, prompt, response)
@@ -205,7 +205,7 @@ class TrainedModel:
     @property
     def gathered(self) -> int:
         """Bytes of the weights that ZeRO 3 gathers for a pass: those read ahead, and the largest tensor."""
-        live = min(self.parameters, MAX_LIVE + self.shape.embedding)
+        live = min(self.parameters, (MAX_LIVE if self.on_gpu else AT_ONCE_ON_CPU) + self.shape.embedding)
         return self.width * live if self.stage == 3 else 0
 
     @property
@@ -238,9 +238,14 @@ class TrainedModel:
         return Need(f"{self.name} in host memory", taken, f"{size(offloaded)} offloaded, a file of a checkpoint")
 
     @property
+    def reduced_at_once(self) -> int:
+        """Gradients that ZeRO 1 to 3 reduces at a time, if no tensor is larger."""
+        return REDUCE_BUCKET if self.on_gpu else min(self.trained, AT_ONCE_ON_CPU)
+
+    @property
     def bucket(self) -> int:
         """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
-        return self.width * (REDUCE_BUCKET if self.on_gpu else min(self.trained, REDUCE_BUCKET))
+        return self.width * self.reduced_at_once
 
     @property
     def being_reduced(self) -> int:
@@ -249,16 +254,16 @@ class TrainedModel:
         A tensor larger than the bucket is reduced whole, beside the bucket.
         """
         largest = self.shape.embedding if self.lora is None else 0
-        beside = self.width * largest * (largest > REDUCE_BUCKET)
-        return FLOAT * min(self.trained, max(REDUCE_BUCKET, largest)) + beside
+        beside = self.width * largest * (largest > self.reduced_at_once)
+        return FLOAT * min(self.trained, max(self.reduced_at_once, largest)) + beside
 
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
-        each = (3 if self.stage else 2) * FLOAT
-        each *= not self.is_offloaded
+        in_place = self.stage == 0 or (self.stage == 3 and self.width == FLOAT)
+        state_bytes = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
-        why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
-        return Need(f"{self.name} optimizer", each * self.part, why)
+        why = f"{self.part:,} parameters × {state_bytes} bytes (ZeRO {self.stage}, {workers})"
+        return Need(f"{self.name} optimizer", state_bytes * self.part, why)
 
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
@@ -266,15 +271,11 @@ class TrainedModel:
         taken = part + self.bucket if self.stage == 3 else 0
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
-    def left_by_loading(self) -> Need:
-        """The model as loaded and its partitions, which ZeRO 3 copies into a buffer of its own.
-
-        A trainer on the CPU keeps memory that it has freed (`KEPT_MEMORY` of `runtime/actors.py`). The float32 copies
-        for a checkpoint fit where tensors in float32 were, but not where tensors in half precision were.
-        """
-        is_left = self.stage == 3 and self.width < FLOAT and not self.on_gpu
-        taken = self.width * (self.parameters + self.kept) * is_left
-        return Need(f"{self.name} kept by malloc", taken, "the model as loaded, and its partitions; freed")
+    def loaded(self) -> Need:
+        """The whole model on the worker that reads it for ZeRO 3, before there are moments."""
+        is_whole = self.stage == 3 and not self.on_gpu
+        taken = max(0, self.width * self.parameters - 2 * FLOAT * self.part) * is_whole
+        return Need(f"{self.name} as loaded", taken, "the whole model, before there are moments")
 
     def passes(self) -> Need:
         """A forward pass at its end, with the gradients that there are then."""
@@ -295,8 +296,9 @@ class TrainedModel:
     def update(self) -> Need:
         """Gradients on their way into the optimizer."""
         if self.stage == 3:
-            taken = FLOAT * self.part * (not self.is_offloaded)
-            return Need(f"{self.name} gradients", taken, "this worker's, in one tensor")
+            updated = self.part if self.on_gpu else min(self.part, AT_ONCE_ON_CPU + self.shape.embedding)
+            taken = FLOAT * updated * (not self.is_offloaded)
+            return Need(f"{self.name} gradients", taken, "this worker's that are updated at a time, in one tensor")
         copies = 1 if self.is_offloaded else 2
         taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.trained
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
@@ -308,10 +310,10 @@ class TrainedModel:
 
     def copied(self) -> Need:
         """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
-        each = self.width + self.state_bytes
+        parameter_bytes = self.width + self.state_bytes
         share = self.trained // self.workers
-        why = f"{share:,} parameters × {each} bytes; where they find no room, steps wait for the disk"
-        return Need(f"{self.name} copy for checkpoints", each * share, why, spared=True)
+        why = f"{share:,} parameters × {parameter_bytes} bytes; where they find no room, steps wait for the disk"
+        return Need(f"{self.name} copy for checkpoints", parameter_bytes * share, why, spared=True)
 
     @property
     def largest_file(self) -> int:
@@ -336,7 +338,9 @@ def trainer_needs(
     model = policy.width * policy.parameters
     on_host = policy.on_gpu and reference is not None and reference.weights_offloaded
     held = [] if reference is None or on_host else [reference.weights()]
-    passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
+    passing = [
+        need for trained in models for need in (trained.loaded(), trained.passes(), trained.update(), trained.saved())
+    ]
     if not policy.on_gpu:
         passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
     elif reference is not None and reference.weights_offloaded:
@@ -345,14 +349,17 @@ def trainer_needs(
     return nonzero(
         [
             base,
-            *(each.weights() for each in models),
-            *(each.optimizer() for each in models),
-            *(each.kept_gradients() for each in models),
-            *(each.left_by_loading() for each in models),
+            *(trained.weights() for trained in models),
+            *(trained.optimizer() for trained in models),
+            *(trained.kept_gradients() for trained in models),
             *(Need("reference weights", need.bytes, need.why) for need in held),
-            Need("attention mask", max(each.width * each.micro.mask for each in models), "of the largest micro-batch"),
+            Need(
+                "attention mask",
+                max(trained.width * trained.micro.mask for trained in models),
+                "of the largest micro-batch",
+            ),
             max(passing, key=lambda need: need.bytes),
-            *(each.copied() for each in models if not policy.on_gpu),
+            *(trained.copied() for trained in models if not policy.on_gpu),
             Need(
                 "published weights",
                 slots * policy.published * (not policy.on_gpu),

@@ -52,7 +52,7 @@ export async function get(path, parameters = {}) {
 export const about = (run) => get(`runs/${encodeURIComponent(run)}/about`);
 
 export function attempt(action) {
-  // What goes wrong is said on the page, until something works again.
+  // Show an error on the page until a request succeeds again.
   return async (...given) => {
     try {
       const result = await action(...given);

@@ -55,7 +55,7 @@ function head() {
     make("button", { onclick: () => step(1), title: "Next group of the table (j)", "aria-label": "next group" }, "›"),
     make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task"),
     make("a", { href: `api/${base()}/groups/${group.id}/page.html`, download: `rollouts_${group.id}.html`, hidden: !group.stored,
-      title: "These rollouts as one HTML file, to send to somebody" }, "save as HTML"),
+      title: "These rollouts as one HTML file, to share" }, "save as HTML"),
     make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep on the left"),
   ];
   return [facts, make("div", { class: "rollouts" }, ...buttons, make("span", { class: "grow" }), ...tools), make("div", { class: "quiet" }, group.note)];

@@ -102,6 +102,8 @@ byId("rows").addEventListener("input", (event) => {
   remember();
 });
 byId("table").addEventListener("click", (event) => {
+  const row = event.target.closest("tbody tr");
+  if (row && !event.target.closest("a") && getSelection().isCollapsed) row.querySelector("a").click();
   const by = event.target.closest("[data-by]")?.dataset.by;
   if (!by) return;
   table.sort(by);

@@ -42,7 +42,7 @@ class OpenEnv:
         """`url`: `http://host:port`. `reset_args`: further data of the reset; `send_seed`: the seed is among it."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https", "ws", "wss") or not rest:
-            raise InputError(f"the url of an OpenEnv server is http://host:port, not '{url}'")
+            raise InputError(f"the url of an OpenEnv server is http://host:port, not '{url}'", key="url")
         self._url = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest.rstrip('/')}/ws"
         self._action_key, self._observation_key = action_key, observation_key
         self._reset_args, self._send_seed = reset_args or {}, send_seed
@@ -50,7 +50,7 @@ class OpenEnv:
         self._shown = ""
 
     async def reset(self, seed: int) -> Step:
-        """Begin a new episode, in a session of its own the first time."""
+        """Begin a new episode, in its own session the first time."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
         return await self._begun({"type": "reset", "data": data})
 

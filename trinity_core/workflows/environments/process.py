@@ -1,4 +1,4 @@
-"""An environment in a process of its own: with another interpreter if its packages clash with ours, and killed with all
+"""An environment in its own process: with another interpreter if its packages clash with ours, and killed with all
 that it started if it hangs.
 """
 

@@ -49,7 +49,7 @@ class Environment(Protocol):
     """One world that a policy acts in by text. Methods are plain or `async`; one is called at a time.
 
     An environment whose constructor needs packages of the extra `environments` names one of them as `package`;
-    one with `own_process` true runs in a process of its own unless `workflow_args.process` is false.
+    one with `own_process` true runs in its own process unless `workflow_args.process` is false.
     """
 
     def reset(self, seed: int) -> Told | Awaitable[Told]:
@@ -110,7 +110,9 @@ def check_installed(name: str, kind: type[Any]) -> None:
 def missing(name: str, package: str, what: str = EXTRA) -> TrinityError:
     """Says how to install what an environment needs: by `what`, the extra for classes that declare a `package`."""
     elsewhere = ", or name an interpreter that has it as workflow_args.python"
-    return InputError(f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}")
+    return InputError(
+        f"environment '{name}' needs the package {package}; install it: pip install {what}{elsewhere}", key=package
+    )
 
 
 def wants_process(kind: type[Any] | None) -> bool:
@@ -119,7 +121,7 @@ def wants_process(kind: type[Any] | None) -> bool:
 
 
 def target_of(kind: type[Any], same_python: bool) -> str:
-    """Where a process of its own finds a class: its module if it is one of ours, which may import others of ours; else
+    """Where a separate process finds a class: its module if it is one of ours, which may import others of ours; else
     its file, also for another interpreter, where none of ours is installed."""
     ours = same_python and kind.__module__.startswith("trinity_core.")
     return f"{kind.__module__ if ours else inspect.getsourcefile(kind)}:{kind.__qualname__}"

@@ -127,7 +127,7 @@ def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> 
     try:
         return imported("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **config)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
-        raise DataError(f"reasoning-gym's generator '{dataset}': {error}") from error
+        raise DataError(f"reasoning-gym's generator '{dataset}': {error}", key=dataset) from error
 
 
 def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -142,7 +142,8 @@ def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Itera
         if score(answer, json.loads(text)) != questions.score_answer(answer, entry):
             raise DataError(
                 f"the verifier of '{dataset}' does not work on rows of a file; use env_workflow with the environment "
-                "reasoning_gym instead"
+                "reasoning_gym instead",
+                key=dataset,
             )
         yield {"prompt": entry["question"], "answer": answer, "entry": text}
 
@@ -168,7 +169,8 @@ def reasoning_gym_reward(
         score = verifier(entry["dataset"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"reasoning_gym_reward reads the column 'entry', as configs/environment_tasks.py writes it: {error}"
+            f"reasoning_gym_reward reads the column 'entry', as configs/environment_tasks.py writes it: {error}",
+            key="entry",
         ) from error
     return graded(float(score(answer_in(response), entry)))
 

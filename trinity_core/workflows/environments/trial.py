@@ -32,9 +32,9 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{option} is no JSON ({error}): {text}") from None
+        raise InputError(f"{option} is no JSON ({error}): {text}", key=option) from None
     if not isinstance(value, dict):
-        raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}")
+        raise InputError(f"{option} must be a JSON object such as '{{\"size\": 4}}', not {text}", key=option)
     return value
 
 
@@ -42,13 +42,13 @@ def configured_args(stages: Sequence[Config], name: str) -> dict[str, Any]:
     """The `workflow_args` of a task set. Raises InputError if none of that name has an environment."""
     inputs = [config.buffer.explorer_input for config in stages]
     sets = [
-        one for each in inputs for one in (*each.tasksets, *each.eval_tasksets) if "environment" in one.workflow_args
+        one for part in inputs for one in (*part.tasksets, *part.eval_tasksets) if "environment" in one.workflow_args
     ]
-    found = next((one for one in sets if one.name == name), None)
-    if found is None:
+    taskset = next((one for one in sets if one.name == name), None)
+    if taskset is None:
         names = ", ".join(dict.fromkeys(str(one.name) for one in sets)) or "none"
-        raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}")
-    return dict(found.workflow_args)
+        raise InputError(f"no task set '{name}' with an environment in its workflow_args; there is {names}", key=name)
+    return dict(taskset.workflow_args)
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,13 @@ class Trial:
             return cls(with_columns(EnvArguments.model_validate(workflow_args), row), task)
         except ValidationError as error:
             name = workflow_args["environment"]
-            raise InputError(f"environment '{name}': {faults_text(error.errors())}") from None
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise InputError(
+                f"environment '{name}': {faults_text(error.errors())}", key=f"workflow_args.{key}"
+            ) from None
 
     def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
-        """Reset, then take actions until they or the episode end, and show what is said.
+        """Reset, then take actions until they or the episode end, and show what the environment says.
 
         Raises InputError, which names the environment, if it fails.
         """
@@ -99,11 +102,11 @@ class Trial:
                     break
         left = len(actions) - turns if isinstance(actions, list) else 0
         not_taken = f"; {left} further actions were not taken" if left else ""
-        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'goes on'}{not_taken}")
+        show(f"return {total:g} in {turns} actions; the episode {'has ended' if step.done else 'continues'}{not_taken}")
 
 
 def _text(step: Step) -> str:
     """What the policy would see, indented, then the rest on one line."""
     shown = "\n".join(f"  {line}" for line in step.observation.splitlines())
-    said = f"reward {step.reward:g}, done {str(step.done).lower()}, info {json.dumps(dict(step.info), default=str)}"
-    return f"{shown}\n{said}"
+    outcome = f"reward {step.reward:g}, done {str(step.done).lower()}, info {json.dumps(dict(step.info), default=str)}"
+    return f"{shown}\n{outcome}"

@@ -42,14 +42,14 @@ PATIENCE = 600.0
 """Seconds that a rollout waits for a process of its environment to be free."""
 
 GRACE = 10.0
-"""Seconds in which a process of its own reports itself that its time was over."""
+"""Seconds that the environment's process gets to report by itself that its time is over."""
 
 
 class EnvArguments(Arguments):
     """`workflow_args` of `env_workflow`."""
 
     environment: str
-    """A registered name; or, for a process of its own, `package.module:Class` or `folder/file.py:Class`."""
+    """A registered name; or, in a separate process, `package.module:Class` or `folder/file.py:Class`."""
     environment_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of its class. A task's column of the same name takes precedence, and the column `seed` is its seed."""
     max_turns: int = Field(10, ge=1)
@@ -61,7 +61,7 @@ class EnvArguments(Arguments):
     discount: float = Field(1.0, ge=0, le=1)
     """Of the returns of `step_wise`, a turn."""
     process: bool | None = None
-    """In a process of its own; None: if the environment's class asks for one."""
+    """Run in a separate process; None: if the environment's class asks for one."""
     python: str | None = None
     """The interpreter of that process, such as that of another virtual environment; implies `process`."""
     processes: int = Field(16, ge=1)
@@ -71,7 +71,7 @@ class EnvArguments(Arguments):
 
     @property
     def separate(self) -> bool:
-        """True if the environment runs in a process of its own."""
+        """True if the environment runs in its own process."""
         wanted = wants_process(ENVIRONMENTS.get(self.environment)) if self.process is None else self.process
         return wanted or self.python is not None or ":" in self.environment
 
@@ -228,13 +228,13 @@ def seed_of(task: Task) -> int:
         return task.environment_seed
     text = str(seed).removesuffix(".0")  # a column with gaps is one of floats
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise DataError(f"column 'seed' is {seed!r:.80}, not a whole number")
+        raise DataError(f"column 'seed' is {seed!r:.80}, not a whole number", key="seed")
     return int(text)
 
 
 @asynccontextmanager
 async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[Environment]:
-    """The environment of a row, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
+    """The environment of a row, here or in its own process. Raises EnvironmentFailed if it cannot be made."""
     if arguments.separate:
         registered = ENVIRONMENTS.get(arguments.environment)
         target = arguments.environment if registered is None else target_of(registered, arguments.python is None)
@@ -283,7 +283,7 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
     """
     name = method.__qualname__
     try:
-        async with asyncio.timeout(limit) as given:
+        async with asyncio.timeout(limit) as timer:
             if inspect.iscoroutinefunction(method):
                 return await method(*args, **kwargs)
             threads = InterruptibleThreads("environment")
@@ -291,8 +291,8 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
             return await result if inspect.isawaitable(result) else result
     except (TrinityError, EnvironmentFailed):
         raise
-    except Exception as error:  # an environment may raise anything, a TimeoutError of its own too
-        if given.expired():
+    except Exception as error:  # an environment may raise anything, its own TimeoutError too
+        if timer.expired():
             raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
         raise EnvironmentFailed(f"{name}: {type(error).__name__}: {error}") from error
 

@@ -42,7 +42,10 @@ def boxed_reference(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
     answer = boxed_answer(text) or final_answer(text) or text
     if not answer:
-        raise DataError("the row has no reference answer to compare with; set format.response_key to its column")
+        raise DataError(
+            "the row has no reference answer to compare with; set format.response_key to its column",
+            key="format.response_key",
+        )
     return answer
 
 
@@ -103,7 +106,7 @@ def math_dapo_reward(
 ) -> Parts:
     """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else 0.
 
-    A `wrong_score` is a part of its own: that score for a wrong answer, 0 for a right one.
+    A `wrong_score` is a separate part: that score for a wrong answer, 0 for a right one.
     With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
     """
     answer, gold = stated_answer(response), boxed_reference(truth)
@@ -121,12 +124,14 @@ def _overlong(tokens: int | None, longest: int | None, cache: int | None, factor
     if longest is None or cache is None or not 0 < cache <= longest:
         raise DataError(
             "enable_overlong_penalty needs max_response_length and cache_length, 0 < cache_length <= "
-            f"max_response_length; they are {longest} and {cache}"
+            f"max_response_length; they are {longest} and {cache}",
+            key="cache_length",
         )
     if tokens is None:
         raise DataError(
             "math_dapo_reward cannot tell how long an answer is: the workflow gives no number of tokens "
-            "(RewardItem.response_tokens); leave enable_overlong_penalty out"
+            "(RewardItem.response_tokens); leave enable_overlong_penalty out",
+            key="response_tokens",
         )
     return overlong_punishment(tokens, longest, cache, factor)
 

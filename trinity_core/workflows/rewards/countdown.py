@@ -48,7 +48,7 @@ def countdown_reward(
     if numbers_key not in source and "numbers" in source:
         numbers_key = "numbers"
     if numbers_key not in source or target_key not in source:
-        raise DataError(f"countdown_reward needs the columns '{numbers_key}' and '{target_key}'")
+        raise DataError(f"countdown_reward needs the columns '{numbers_key}' and '{target_key}'", key=numbers_key)
     numbers, target = sorted(map(int, source[numbers_key])), Fraction(str(source[target_key]))
     answer = next((content for _start, content in tagged_answers(response)), None)
     if answer is None:

@@ -48,7 +48,7 @@ def accepted(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str
     """Those of `names` that the function takes. Raises TypeError if it needs others."""
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        names = {each.name: names[each.name] for each in parameters if each.name in names}
+        names = {parameter.name: names[parameter.name] for parameter in parameters if parameter.name in names}
     inspect.signature(function).bind(**names)
     return dict(names)
 

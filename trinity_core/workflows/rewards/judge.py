@@ -172,7 +172,10 @@ def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_r
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]
     if with_reference and item.truth is None:
-        raise DataError("with_reference: the row has no reference answer; set format.response_key to its column")
+        raise DataError(
+            "with_reference: the row has no reference answer; set format.response_key to its column",
+            key="format.response_key",
+        )
     if with_reference:
         parts.append(f"<reference_answer>\n{item.truth}\n</reference_answer>")
     criteria = rubric_text(item.task.get(key) if rubric is None else rubric)
@@ -196,5 +199,7 @@ def rubric_text(rubric: Any) -> str:
         elif isinstance(one, str):
             lines.append(f"{number}. {one}")
         else:
-            raise TrinityError(f"a rubric is a text, or a list of texts or of {{description, weight}}, not {one!r}")
+            raise TrinityError(
+                f"a rubric is a text, or a list of texts or of {{description, weight}}, not {one!r}", key="rubric"
+            )
     return "\n".join(lines)

@@ -44,7 +44,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 def final_answer(text: str) -> str | None:
     """The final answer that a text declares, stripped; None if it declares none or an empty one."""
-    declared = [(found.start(), _outside_tags(found[1])) for found in _HASHES.finditer(text)][-1:]
+    declared = [(match.start(), _outside_tags(match[1])) for match in _HASHES.finditer(text)][-1:]
     declared += next(([(start, answer)] for start, answer in tagged_answers(text) if answer), [])
     start, answer = max(declared, default=(-1, ""))
     box = text.rfind(_BOX)
@@ -84,7 +84,10 @@ def reference(truth: Any) -> str:
     text = "" if truth is None else str(truth).strip()
     answer = final_answer(text) or text
     if not answer:
-        raise DataError("the row has no reference answer to compare with; set format.response_key to its column")
+        raise DataError(
+            "the row has no reference answer to compare with; set format.response_key to its column",
+            key="format.response_key",
+        )
     return answer
 
 
@@ -110,10 +113,10 @@ def readings(answer: str, question: str) -> list[str]:
     """
     answer = _WRAPPING.sub("", answer)
     plain = _MARKS.sub("", _TEXT.sub(r"\1", answer.replace("{,}", ",")).replace("~", " ")).strip()
-    found = _SENTENCE.fullmatch(plain)
-    if not found:
+    match = _SENTENCE.fullmatch(plain)
+    if not match:
         return [answer]
-    before, number, scale, after = found.groups()
+    before, number, scale, after = match.groups()
     if _OTHER_NUMBER.search(f"{before}0{after}"):
         return [plain]
     number = re.sub("[−–]", "-", number)
@@ -188,5 +191,5 @@ def format_reward(
     try:
         match = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
     except re.error as error:
-        raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}") from error
+        raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}", key="pattern") from error
     return {"format": miss_score if match is None else match_score}

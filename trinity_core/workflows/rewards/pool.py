@@ -186,7 +186,7 @@ class RewardPool:
             verdict = worker.call("score", name, item, seconds=seconds)
         except CallFailed as failure:
             if failure.is_for_users:
-                raise DataError(str(failure)) from None
+                raise DataError(str(failure), key=failure.key) from None
             return Reward(error=str(failure))
         return _reward(name, **verdict)
 
@@ -208,7 +208,7 @@ class RewardPool:
             except CallFailed as failure:
                 worker.kill()
                 if failure.is_for_users:
-                    raise DataError(str(failure)) from None
+                    raise DataError(str(failure), key=failure.key) from None
                 reason = f"failed with {failure}"
             else:
                 return worker

@@ -61,11 +61,11 @@ def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
     Python text with asserts or a function `check`, which is called with `name` or the row's `entry_point` (HumanEval).
     """
     name = name or str(task.get("entry_point") or "")
-    found = _read(_parsed(truth), name)
-    if not found.count:
+    tests = _read(_parsed(truth), name)
+    if not tests.count:
         raise DataError("the row has no unit tests; set format.response_key to their column")
     setup = "\n".join(str(task[key]) for key in ("test_setup_code", "test_imports") if isinstance(task.get(key), str))
-    return Tests(found.programs, found.functions, setup)
+    return Tests(tests.programs, tests.functions, setup)
 
 
 def _parsed(truth: Any) -> Any:
@@ -189,9 +189,9 @@ class Judging:
         """Run tests until one ends the answer's process, at most all; how many were decided."""
         with ExitStack() as stack:
             ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
-            verdicts, said = os.pipe()
+            verdicts, writable = os.pipe()
             reading = stack.enter_context(os.fdopen(verdicts, "rb"))
-            writing = stack.enter_context(os.fdopen(said, "wb"))
+            writing = stack.enter_context(os.fdopen(writable, "wb"))
             answer = Sandbox(
                 {"solution.py": self.code, "sandbox_rpc.py": RPC_SOURCE},
                 python("sandbox_rpc.py", "answer", str(theirs.fileno())),
@@ -200,9 +200,9 @@ class Judging:
             )
             tester = Sandbox(
                 {"tests.json": json.dumps({"setup": setup, "tests": tests}), "sandbox_rpc.py": RPC_SOURCE},
-                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(said)),
+                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(writable)),
                 replace(self.limits, seconds=2 * self.total_seconds + self.limits.seconds),
-                descriptors=[ours.fileno(), said],
+                descriptors=[ours.fileno(), writable],
             )
             stack.enter_context(answer)
             stack.enter_context(tester)

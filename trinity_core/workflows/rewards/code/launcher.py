@@ -1,4 +1,4 @@
-"""Starts one program in a sandbox. Run as a script of its own: `python launcher.py SETTINGS`, JSON from `sandbox.py`.
+"""Starts one program in a sandbox. Run as a script: `python launcher.py SETTINGS`, JSON from `sandbox.py`.
 
 In `namespaces`, the program sees no network, no other process, and no files but those of the system and of Python,
 which it cannot write, and a small disk in memory; as the first process of its namespace it takes all that it started

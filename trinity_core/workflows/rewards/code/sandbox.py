@@ -1,7 +1,7 @@
 """Running model-written programs: in namespaces of their own where the system permits it, under limits everywhere.
 
 Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
-and read files, which is said once in the log of the process that runs it.
+and read files, which that process logs once.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def python(*arguments: str) -> list[str]:
 
 @cache
 def best_isolation() -> str:
-    """`namespaces` where the system permits them, else `none`, which is said in the log."""
+    """`namespaces` where the system permits them, else `none` with a warning in the log."""
     probe = Sandbox({}, ["/bin/true"], CodeLimits())
     try:
         probe.start("namespaces").end()

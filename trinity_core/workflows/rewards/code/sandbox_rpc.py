@@ -1,4 +1,4 @@
-"""Runs in the sandboxes, as a script of its own: an answer's functions on one side, tests that call them on the other.
+"""Runs in the sandboxes, as a script: an answer's functions on one side, tests that call them on the other.
 
 `sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD VERDICTS` runs the tests of
 `tests.json` and writes a verdict for each. Only plain data crosses between them, as JSON: numbers, texts, lists,
@@ -32,13 +32,13 @@ STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "date": (date, date.isoformat, date.fromisoformat),
     "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
     "time": (time, time.isoformat, time.fromisoformat),
-    "timedelta": (timedelta, lambda it: [it.days, it.seconds, it.microseconds], lambda given: timedelta(*given)),
+    "timedelta": (timedelta, lambda it: [it.days, it.seconds, it.microseconds], lambda parts: timedelta(*parts)),
     "Decimal": (Decimal, str, Decimal),
-    "Fraction": (Fraction, lambda it: [it.numerator, it.denominator], lambda given: Fraction(*given)),
-    "range": (range, lambda it: [it.start, it.stop, it.step], lambda given: range(*given)),
+    "Fraction": (Fraction, lambda it: [it.numerator, it.denominator], lambda parts: Fraction(*parts)),
+    "range": (range, lambda it: [it.start, it.stop, it.step], lambda parts: range(*parts)),
     "deque": (deque, list, deque),
-    "keys": (KEYS, list, lambda given: dict.fromkeys(given).keys()),
-    "items": (ITEMS, list, lambda given: dict(given).items()),
+    "keys": (KEYS, list, lambda values: dict.fromkeys(values).keys()),
+    "items": (ITEMS, list, lambda values: dict(values).items()),
 }
 """Name → type, what it is made of, and how."""
 SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
@@ -140,10 +140,10 @@ class RemoteAnswer:
         """What the answer calls by this name. Raises NameError if nothing."""
         return self.ask("name", name)
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def ask(self, what: str, *arguments: Any) -> Any:
         """What the answer's side says. Raises what the answer raises, as the nearest built-in exception."""
         try:
-            message = json.dumps([what, encoded(list(given), _number_of)])
+            message = json.dumps([what, encoded(list(arguments), _number_of)])
         except RecursionError:
             raise Unjudged("the tests pass what is nested too deeply") from None
         try:
@@ -153,14 +153,14 @@ class RemoteAnswer:
                 names, text = [str(name) for name in reply["raised"]], str(reply["text"])
             else:
                 if reply.get("changed"):
-                    _change(given[1], decoded(reply["changed"], self._object))
+                    _change(arguments[1], decoded(reply["changed"], self._object))
                 return decoded(reply["value"], self._object)
         except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
         kinds = (getattr(builtins, name, None) for name in names)
-        found = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
+        error_kind = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
         try:
-            raised = found(text)
+            raised = error_kind(text)
         except TypeError:  # UnicodeDecodeError and such take more
             raised = Exception(text)
         raise raised
@@ -185,9 +185,9 @@ class Remote:
     def __init__(self, answer: RemoteAnswer, number: int) -> None:
         self.__dict__["_remote"] = (answer, number)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         answer, _ = self.__dict__["_remote"]
-        return answer.ask("call", self, list(given), named)
+        return answer.ask("call", self, list(arguments), named)
 
     def __getattr__(self, name: str) -> Any:
         answer, _ = self.__dict__["_remote"]
@@ -210,10 +210,10 @@ class Remote:
 
 
 def _special(name: str) -> Callable[..., Any]:
-    def method(self: Remote, *given: Any) -> Any:
+    def method(self: Remote, *arguments: Any) -> Any:
         answer, _ = self.__dict__["_remote"]
-        found = answer.ask("special", self, name, [one for one in given if not isinstance(one, type)])
-        return iter(found) if name == "__iter__" else found
+        reply = answer.ask("special", self, name, [one for one in arguments if not isinstance(one, type)])
+        return iter(reply) if name == "__iter__" else reply
 
     return method
 
@@ -248,20 +248,20 @@ def serve(line: Line) -> None:
         objects.append(value)
         return len(objects) - 1
 
-    def replied(what: str, given: list[Any]) -> str:
-        given = decoded(given, objects.__getitem__)
-        value = _done(namespace, what, given)
+    def replied(what: str, arguments: list[Any]) -> str:
+        arguments = decoded(arguments, objects.__getitem__)
+        value = _done(namespace, what, arguments)
         reply = {"value": encoded(value, kept)}
         if what == "call" and value is None:
-            reply["changed"] = encoded(given[1], kept)
+            reply["changed"] = encoded(arguments[1], kept)
         return json.dumps(reply)
 
     while True:
         try:
-            what, given = line.receive()
+            what, arguments = line.receive()
         except EOFError:
             return
-        reply, error = tried(lambda: replied(what, given))  # noqa: B023 - called at once
+        reply, error = tried(lambda: replied(what, arguments))  # noqa: B023 - called at once
         if error is not None:
             reply = json.dumps({"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)})
         line.send(reply)
@@ -281,8 +281,8 @@ def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     return None, trial.error
 
 
-def _done(namespace: dict[str, Any], what: str, given: list[Any]) -> Any:
-    match what, given:
+def _done(namespace: dict[str, Any], what: str, operands: list[Any]) -> Any:
+    match what, operands:
         case "name", [name]:
             if name not in namespace:
                 raise NameError(f"name '{name}' is not defined")
@@ -316,10 +316,10 @@ def _loaded(path: str) -> dict[str, Any]:
 
 def run_tests(answer: RemoteAnswer, say: Callable[[dict[str, Any]], None]) -> None:
     """Run the tests one after another, and say of each whether it passed."""
-    given = json.loads(Path("tests.json").read_text(encoding="utf-8"))
+    tests = json.loads(Path("tests.json").read_text(encoding="utf-8"))
     sys.modules["solution"] = _AnswerModule(answer)
-    for test in given["tests"]:
-        passed, error = tried(lambda: _passes(answer, given["setup"], test))  # noqa: B023 - called at once
+    for test in tests["tests"]:
+        passed, error = tried(lambda: _passes(answer, tests["setup"], test))  # noqa: B023 - called at once
         if isinstance(error, Unjudged):
             say({"unjudged": str(error)})
         else:
@@ -331,9 +331,9 @@ def run_tests(answer: RemoteAnswer, say: Callable[[dict[str, Any]], None]) -> No
 def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
     """Whether a test passes. Raises what it raises, if it is written in Python."""
     if "call" in test:
-        given, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
+        actual, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
         alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
-        return same(given, expected) or same(given, alone)
+        return same(actual, expected) or same(actual, alone)
     source = f"{setup}\n{test['python']}"
     try:
         tree = ast.parse(source)
@@ -349,17 +349,17 @@ def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
     return True
 
 
-def same(given: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """Whether a result is the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
-    if isinstance(given, float) or isinstance(expected, float):
-        numbers = type(given) in (int, float) and type(expected) in (int, float)
-        return numbers and (given == expected or math.isclose(given, expected, rel_tol=1e-6, abs_tol=1e-9))
-    if isinstance(given, list | tuple) and isinstance(expected, list | tuple):
-        return len(given) == len(expected) and all(map(same, given, expected))
-    if isinstance(given, dict) and isinstance(expected, dict):
-        named = {str(key): value for key, value in given.items()}
+    if isinstance(actual, float) or isinstance(expected, float):
+        numbers = type(actual) in (int, float) and type(expected) in (int, float)
+        return numbers and (actual == expected or math.isclose(actual, expected, rel_tol=1e-6, abs_tol=1e-9))
+    if isinstance(actual, list | tuple) and isinstance(expected, list | tuple):
+        return len(actual) == len(expected) and all(map(same, actual, expected))
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        named = {str(key): value for key, value in actual.items()}
         return named.keys() == expected.keys() and all(same(named[key], expected[key]) for key in expected)
-    return bool(given == expected)
+    return bool(actual == expected)
 
 
 def _free(tree: ast.AST) -> set[str]:
