@@ -6,6 +6,7 @@ as well, of 4. Under ZeRO 3 all are divided among the ranks, which together take
 
 A sample every 20 ms adds up the proportional set sizes of the ranks, in which a page of the file that is mapped twice
 counts once, and takes off what they had with torch, DeepSpeed and transformers imported. malloc is set as in a run.
+Layers recompute their activations, of which each rank otherwise has 0.2 GB for its two short rows.
 
     python benchmarks/load_memory.py [--ranks 2 4] [--no-reference] [--tiny]
 """
@@ -47,15 +48,19 @@ def one_rank(folder: Path, rank: int, ranks: int, port: int, args: argparse.Name
                           **({"kl_loss_fn": "none"} if args.no_reference else {})},
             "model": {"model_path": str(folder / "model"), "max_prompt_tokens": 64, "max_response_tokens": 64},
             "cluster": {"gpu_per_node": 0},
-            "trainer": {"zero_stage": 3, "max_token_len_per_gpu": 128},
+            "trainer": {
+                "zero_stage": 3, "max_token_len_per_gpu": 128,
+                "trainer_config": {"actor_rollout_ref": {"model": {"enable_gradient_checkpointing": True}}},
+            },
             "buffer": {"batch_size": 16, "total_steps": 1000, "trainer_input": {"experience_buffer": {"name": "b"}}},
         }
     )  # fmt: skip
-    importlib.import_module("transformers.models.qwen2.modeling_qwen2")
+    for name in ("transformers.models.qwen2.modeling_qwen2", "deepspeed.runtime.zero.muon.muon_optimizer"):
+        importlib.import_module(name)  # in which DeepSpeed imports torch's compiler
     print("ready", flush=True)
     sys.stdin.readline()
     learner = Learner(config, 1000, group)
-    assert (learner.reference is None) is args.no_reference
+    assert (learner.reference is None) is args.no_reference and learner.settings.gradient_checkpointing
     for step in range(1, 1 + STEPS * (not args.load_only)):
         learner.step(rollouts(learner.model_config.vocab_size)[: 2 * ranks], step)
 

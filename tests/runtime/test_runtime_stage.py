@@ -258,3 +258,4 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert lines <= set(map(str, stage.warnings))
     evaluation = choose_stage(Request(config, "evaluate", which="base"))
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
+    assert evaluation.placement.engine_threads == stage.placement.engine_threads, "its engines are those of the run"

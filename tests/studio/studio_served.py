@@ -34,7 +34,7 @@ def serve(root: Path, *options: str, token: str = "") -> Iterator[Served]:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     studio = subprocess.Popen(command, cwd=root, env=env | {TOKEN_VARIABLE: token})
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # a busy machine imports slowly
         while not _is_up(address):
             assert studio.poll() is None and time.monotonic() < deadline, "Studio does not answer"
             time.sleep(0.1)

@@ -120,7 +120,7 @@ def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_pat
             await page.click(button("Compare 2 runs"))
             await page.until(f"location.search.match(/run=/g)?.length === 2 && {IDLE}")
             await go(page, studio, "/runs", f"!!{TABLE} && {has('Click a run')}")
-            assert await page.value("!!document.querySelector('input[aria-label=\"Find runs\"]')")
+            await page.until("!!document.querySelector('input[aria-label=\"Find runs\"]')")
             await page.until(
                 "(e => e && (e.focus(), true))(document.querySelector('canvas[data-testid=data-grid-canvas]'))"
             )

@@ -138,17 +138,21 @@ def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
 
 
 def test_renewed_worker_trains_like_a_new_one(rollouts):
-    """As the next stage of a pipeline does; the process has trained something else before."""
+    """As the next stage of a pipeline does; the process has trained something else before, with other threads."""
     before, fresh, renewed = rollouts("before", seed=7), rollouts("fresh"), rollouts("renewed")
     for config in (before, fresh, renewed):
         _put(config, range(1, 5))
-    _run(fresh)
-    worker = TrainerWorker(before)
+    threads = torch.get_num_threads()
+    worker = TrainerWorker(fresh, threads=1)
     worker.start()
     worker.run(train)
-    worker.renew(renewed)
+    worker = TrainerWorker(before, threads=2)
+    worker.start()
+    worker.run(train)
+    worker.renew(renewed, threads=1)
     assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
     assert worker.run(train)["ended"] == "finished"
+    torch.set_num_threads(threads)
     assert _losses(renewed) == _losses(fresh)
     _assert_same_checkpoints(renewed, fresh)
 

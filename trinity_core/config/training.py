@@ -16,7 +16,7 @@ REDUCE_BUCKET = 50_000_000
 link's whole bandwidth. DeepSpeed's default, 500 million, holds ten times as much on every GPU."""
 MAX_LIVE = 1_000_000_000
 """Weights that ZeRO 3 gathers ahead at most (`stage3_max_live_parameters`), as DeepSpeed does by default."""
-AT_ONCE_ON_CPU = 10_000_000
+AT_ONCE_ON_CPU = 4_000_000
 """On a CPU, in place of both: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
 
 

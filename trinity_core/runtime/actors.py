@@ -87,8 +87,8 @@ def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
 
 
 def trainer_key(placement: Placement) -> Hashable:
-    """Two stages with the same key can use the same trainer processes."""
-    return placement.trainers, tuple(trainer_environment(placement).items())
+    """Two stages with the same key can use the same trainer processes, which take on the second one's threads."""
+    return placement.trainers, tuple(trainer_environment(replace(placement, trainer_threads=0)).items())
 
 
 def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) -> None:
@@ -157,7 +157,8 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     from trinity_core.training.worker import TrainerActor
 
     kept = cluster.take("trainers", trainer_key(placement))
-    if kept and _are_ready(cluster, kept, lambda: renew(kept, config, cluster.check)):
+    threads = None if placement.on_gpu else placement.trainer_threads
+    if kept and _are_ready(cluster, kept, lambda: renew(kept, config, threads, cluster.check)):
         return kept
     environment = trainer_environment(placement)
     return [
@@ -167,6 +168,7 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
             config,
             rank,
             placement.trainers,
+            threads,
             gpus=placement.trainer_gpus,
             env=environment | log_environment(config, name),
             concurrency=4,
@@ -176,10 +178,10 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     ]
 
 
-def renew(workers: list[Any], config: Config, check: Callable[[], None]) -> None:
+def renew(workers: list[Any], config: Config, threads: int | None, check: Callable[[], None]) -> None:
     """Turn running workers into those of another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
-    results_of([worker.renew.remote(config) for worker in workers], timed)
+    results_of([worker.renew.remote(config, threads) for worker in workers], timed)
 
 
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:

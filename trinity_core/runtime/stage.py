@@ -126,7 +126,7 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
         config = in_fresh_folder(config, begun_by)
     elif not request.run:
         config = in_newest_folder(config)
-    written_mode = config.mode
+    written = config
     if evaluates:
         config = for_evaluation(config, request.is_base)
     if parent_dir and (not evaluates or request.model_path):
@@ -135,9 +135,11 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     if request.model_path or not is_ready:
         require_ready(config)
     placement, origin = placement_of(config), {} if evaluates else made_from(config)
+    if request.is_base and not placement.on_gpu and (stage := placement_of(written)).engines:
+        placement = replace(placement, engine_threads=stage.engine_threads)  # so that the stage takes the engines over
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are for the training.
-    idle = notices(config) if config.mode == written_mode else ()
+    idle = notices(config) if config.mode == written.mode else ()
     chosen = notice if config.written("synchronizer.sync_method") else ""  # a default that does not fit is no news
     warnings = (*idle, *filter(None, (chosen, shared_memory_notice(config))))
     # The style that validation assumed stays in force, whichever method replaces it on this machine.

@@ -30,23 +30,27 @@ log = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any."""
+    """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any.
 
-    def __init__(self, config: Config, rank: int = 0, world_size: int = 1) -> None:
+    `threads`: those of torch in one process on the CPU; None: as many as it takes by itself.
+    """
+
+    def __init__(self, config: Config, rank: int = 0, world_size: int = 1, threads: int | None = None) -> None:
         start_log()
+        self.threads = threads
         self.config = config
         self.rank = rank
         self.world_size = world_size
         self._stopping = Event()
         self._trainer: Trainer | None = None
 
-    def renew(self, config: Config) -> None:
+    def renew(self, config: Config, threads: int | None = None) -> None:
         """Become the same rank of another trainer, which `start` loads; what this one held is let go.
 
         The process, its imports and its group of ranks are kept.
         """
         release(self.config.job_dir, TRAINER)
-        self.config = config
+        self.config, self.threads = config, threads
         self._stopping = Event()
         self._trainer = None
         gc.collect()  # DeepSpeed's engines refer to themselves
@@ -65,6 +69,7 @@ class TrainerWorker:
         with lean_imports(), Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
             from trinity_core.training.trainer import make_trainer
 
+            self._set_threads()
             master = (master_addr, master_port) if master_port else self.rendezvous()
             self._trainer = make_trainer(self.config, self.rank, self.world_size, master, self._stopping)
         return self.progress()
@@ -72,10 +77,18 @@ class TrainerWorker:
     def run(self, loop: Callable[[Trainer], None]) -> dict[str, Any]:
         """Train by `loop` (`trinity_core.runtime.run.train`) to the end, or until `stop`; the trainer's summary."""
         assert self._trainer is not None, "start comes before run"
+        self._set_threads()
         with Logged(f"training on rank {self.rank}", log):
             with self._trainer.present(), on_failure(self._trainer.savepoints.writer.let_go):
                 loop(self._trainer)
             return self._trainer.summary()
+
+    def _set_threads(self) -> None:
+        """Each thread of the actor has a number of its own."""
+        if self.threads:
+            import torch
+
+            torch.set_num_threads(self.threads)
 
     def convert(self, step: int, merge: bool = True) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
