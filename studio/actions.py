@@ -111,7 +111,8 @@ def _deployed(run: Run, action: Action) -> list[str]:
     """
     own = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
     if action is Action.RETRY:
-        return [seen.id for seen in own[:1] if seen.deployment and len({seen.deployment for seen in own}) == 1]
+        deployments = {seen.deployment for seen in own if seen.deployment}  # subflows have none
+        return [seen.id for seen in own[:1] if deployments == {seen.deployment}]
     over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}
     return [seen.id for seen in own if seen.deployment and seen.kind not in over]
 

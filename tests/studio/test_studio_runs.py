@@ -221,8 +221,12 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
     perform(Action.CANCEL, run, studio_settings([]))
     assert asked == ["explorer", "trainer"]
     folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
-    [run] = find_runs(tmp_path / "done", [replace(part, kind="FAILED") for part in parts])
+    failed = [replace(part, kind="FAILED") for part in parts]
+    [run] = find_runs(tmp_path / "done", failed)
     assert Action.RETRY not in allowed(run)
+    subflows = [replace(part, deployment="") for part in failed]  # of one deployment that has all parts
+    [run] = find_runs(tmp_path / "done", [flow_run("one", "FAILED"), *subflows])
+    assert Action.RETRY in allowed(run)
 
 
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,7 +293,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
-        if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
+        if kept.get("uri") == self.uri and is_active(self._client, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -342,15 +342,17 @@ class MlflowWriter(TracingWriter, RankingWriter):
         write_json(_note(job_dir), {**kept, "ends": self._ends}, mode=0o600)  # the address may have a password
         self._begun[job_dir] = kept["run_id"]
 
-    def _exists(self, run_id: str) -> bool:
-        from mlflow.exceptions import MlflowException
 
-        try:
-            return self._client.get_run(run_id).info.lifecycle_stage == "active"
-        except MlflowException as error:
-            if is_away(error):
-                raise
-            return False
+def is_active(client: MlflowClient, run_id: str) -> bool:
+    """False if a run was deleted or was never in this store. Raises MlflowException if the store is away."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id).info.lifecycle_stage == "active"
+    except MlflowException as error:
+        if is_away(error):
+            raise
+        return False
 
 
 def keep_parent_open(job_dir: Path) -> None:
@@ -384,11 +386,12 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
     try:
         client = open_client(uri, None, None, checkpoint_root_dir)
         for job_dir, note in kept.items():
-            client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+            if is_active(client, note["run_id"]):
+                client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
     except Exception as error:
-        if not is_away(error):
+        if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
             raise
-        log.warning("the descriptions of runs in MLflow keep their links, because its store is away: %s", error)
+        log.warning("the descriptions of runs in MLflow keep their links: %s", error)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
