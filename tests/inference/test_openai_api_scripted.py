@@ -530,7 +530,7 @@ def test_an_engine_lost_in_mid_stream_is_not_noticed(api, speaker):
 
 def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
     with (
-        pytest.raises(TrinityError),
+        pytest.raises(TrinityError, match="cannot be served"),
         serving(tiny_folder, speaker, reasoning_parser="deepseek_r1"),
     ):
         pass

@@ -57,7 +57,7 @@ def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert path is not None and path.parent.parent == tmp_path / "p/n/log" and path.parent.name.count(".") == 3
     log = logging.getLogger("trinity_core.somewhere")
     log.warning("not so bad")
-    with pytest.raises(ValueError), Logged("training", log):
+    with pytest.raises(ValueError, match="no rows"), Logged("training", log):
         raise ValueError("no rows in postgresql://me:hunter2@db/x")
     text = path.read_text()
     assert "not so bad" not in text and "training fails" in text and "Traceback" in text and "hunter2" not in text
