@@ -89,15 +89,20 @@ def test_a_component_that_someone_else_cancels_has_no_result(prefect_api: str) -
     [(KeyboardInterrupt(), "CANCELLED"), (SystemExit(TERMINATED), "CANCELLED"), (SystemExit(1), "CRASHED")],
 )
 def test_only_a_signal_cancels_a_command(end: BaseException, state: str, prefect_api: str) -> None:
-    """The user's code may exit by itself."""
+    """And its stage. The user's code may exit by itself."""
     runs = []
+
+    @flow
+    def stage() -> None:
+        runs.append(UUID(flow_run.id))
+        raise end
 
     @flow
     def command() -> None:
         runs.append(UUID(flow_run.id))
-        raise end
+        stage()
 
     with pytest.raises(type(end)):
         cancellable(command)()
     with get_client(sync_client=True) as client:
-        assert client.read_flow_run(runs[0]).state.type.value == state
+        assert [client.read_flow_run(run).state.type.value for run in runs] == [state, state]
