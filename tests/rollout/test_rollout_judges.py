@@ -41,7 +41,7 @@ def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorith
 
 
 def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[engine_] for engine_ in auxiliary]).run(explore))
+    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
     with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 

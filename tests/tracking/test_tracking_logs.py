@@ -17,7 +17,7 @@ def own_handlers() -> Iterator[None]:
     root = logging.getLogger()
     before, levels = list(root.handlers), {name: logging.getLogger(name).level for name in OURS}
     yield
-    for handler in [handler_ for handler_ in root.handlers if handler_ not in before]:
+    for handler in [added for added in root.handlers if added not in before]:
         handler.close()
         root.removeHandler(handler)
     for name, level in levels.items():
