@@ -22,9 +22,8 @@ from trinity_core.training.sequence_parallel import install, split_sequences
 pytestmark = pytest.mark.slow
 
 ADAPTER = [{"lora_rank": 4, "lora_alpha": 12}]
-
 LARGE = 10_000
-"""Tokens of a micro-batch, and parameters that ZeRO handles at once: of all rows, and the model."""
+"""Tokens of a micro-batch that holds all rows."""
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,

@@ -240,7 +240,10 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """`math_workflow` without a reward does as Trinity-RFT's; naming either silences the notice."""
+    """Without a reward function, `math_workflow` asks and scores as Trinity-RFT's does.
+
+    A file that names the reward function or writes `with_think` gets no notice.
+    """
     thinking = [
         key
         for key, taskset in training_tasksets(config)
