@@ -55,7 +55,7 @@ def _grid(tiny_model):
     for stage, dtype, offload in stages:  # first the stage that asks for the ranks before DeepSpeed does
         name = f"{dtype or 'float32'}_{stage}{offload}"
         by_two = _case(name, stage, tiny_model, 25 if name == "float32_3" else LARGE, dtype, **offloads[offload])
-        by_two["at_once"] = 5_000 if stage == 3 and dtype is None else by_two["at_once"]
+        by_two["at_once"] = 5_000 if dtype is None else by_two["at_once"]
         yield by_two
         yield by_two | {"world_sizes": [1, 4], "saved": False}
 
