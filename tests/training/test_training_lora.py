@@ -114,8 +114,8 @@ def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
         learner("grpo", dropping),
     )
     layers = [
-        [m for m in engine.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
-        for engine in (one, other)
+        [m for m in trained.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+        for trained in (one, other)
     ]
     assert layers[0] and not layers[1]
 
