@@ -212,10 +212,12 @@ def test_a_command_asks_an_engine(taught, tmp_path):
 
 def test_groups_without_a_difference_are_replaced(taught, tmp_path):
     """Half of the groups of two have equal rewards: each step goes on until it has both groups that it needs."""
-    config = config_of(taught[0], tmp_path, "math_workflow", sections={
+    sections = {
         "explorer": {"max_refill_rounds": 40},
         "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},
-    })  # fmt: skip
+    }
+    taskset = {"default_reward_fn_type": "math_reward"}
+    config = config_of(taught[0], tmp_path, "math_workflow", sections=sections, **taskset)
     experiences = explored(config, taught[1])
     groups = defaultdict(list)
     for one in experiences:
