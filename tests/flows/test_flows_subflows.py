@@ -1,4 +1,4 @@
-"""Stages as subflows: each is found again by what it is, and says which file it came from."""
+"""Stages as subflows: each is found again by what it is, says which file it came from, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
+from flows.loaded import cancellable
+from tasks import adapter
 from tasks.adapter import PREFECT
+from trinity_core.program import TERMINATED
+from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
 from trinity_core.runtime.stage import Request
 
 
@@ -39,3 +45,64 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )
+
+
+def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
+    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect would, and could hide the error for which all parts are stopped."""
+    monkeypatch.setattr(adapter, "RETRY_DELAY", 0)
+    token, faults = CancelToken(), [ProcessLost("the first attempt's")]
+
+    def stage() -> None:
+        if faults:
+            raise faults.pop()
+        token.stop()
+        token.raise_if_cancelled()
+
+    @flow
+    def above(config: str, overrides: list[str]) -> None:
+        PREFECT.subflow(requests()[2], stage)
+
+    before = CANCEL_TOKEN.set(token)
+    try:
+        with pytest.raises(Stopped):
+            above("my.yaml", [])
+    finally:
+        CANCEL_TOKEN.reset(before)
+
+
+def test_a_component_that_someone_else_cancels_has_no_result(prefect_api: str) -> None:
+    def cancelled() -> int:
+        raise CancelledRun("set in Prefect")
+
+    @flow
+    def above() -> None:
+        PREFECT.run_components(CancelToken(), {"trainer": lambda: 1, "explorer": cancelled})
+
+    with pytest.raises(CancelledRun):
+        above()
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(KeyboardInterrupt(), "CANCELLED"), (SystemExit(TERMINATED), "CANCELLED"), (SystemExit(1), "CRASHED")],
+)
+def test_only_a_signal_cancels_a_command(end: BaseException, state: str, prefect_api: str) -> None:
+    """And its stage. The user's code may exit by itself."""
+    runs = []
+
+    @flow
+    def stage() -> None:
+        runs.append(UUID(flow_run.id))
+        raise end
+
+    @flow
+    def command() -> None:
+        runs.append(UUID(flow_run.id))
+        stage()
+
+    with pytest.raises(type(end)):
+        cancellable(command)()
+    with get_client(sync_client=True) as client:
+        assert [client.read_flow_run(run).state.type.value for run in runs] == [state, state]

@@ -44,7 +44,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
     """`sections`: section -> what differs in it, such as other numbers of tasks and steps."""
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
-    taskset_ = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
+    tasks = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
     usual = {
         "project": "p",
         "name": workflow,
@@ -53,7 +53,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
         "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
         "model": {"model_path": str(policy), "max_model_len": 512, "max_response_tokens": 24},
         "buffer": {"batch_size": 1, "total_steps": 6, "explorer_input": {
-            "taskset": taskset_, "default_workflow_type": workflow}},
+            "taskset": tasks, "default_workflow_type": workflow}},
         "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
     }  # fmt: skip

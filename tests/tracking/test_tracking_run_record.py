@@ -79,3 +79,8 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
         if source.dataset.name == "sums"
     ]
     assert changed != first
+    client.delete_run(run.info.run_id)
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4222", "uri": ""})
+    describe_runs(root)
+    described = client.get_run(other.run_id).data.tags[DESCRIPTION]  # type: ignore[attr-defined]
+    assert "http://127.0.0.1:4222/runs?run=p%2Ftwo" in described, "though another run was deleted in MLflow"

@@ -231,7 +231,8 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
     if stage not in names:
         fault = f"{stage!r} is none of them" if stage else "name one"
         raise TrinityError(
-            f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them."
+            f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them.",
+            key="stage",
         )
     return stages(config)[names.index(stage)], config.job_dir
 
