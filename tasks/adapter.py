@@ -93,7 +93,9 @@ class PrefectAdapter(Adapter):
             [future.wrapped_future for future in futures.values()],
             has_failed=lambda future: not future.result().is_completed(),
         )
-        results = {name: stopped.get(name) or future.result(raise_on_failure=False) for name, future in futures.items()}
+        results: dict[str, Any] = {
+            name: stopped.get(name) or future.result(raise_on_failure=False) for name, future in futures.items()
+        }
         raise_most_telling([result for result in results.values() if isinstance(result, BaseException)])
         return results
 
