@@ -377,9 +377,9 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
             if _exists(client, note["run_id"]):
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
     except Exception as error:
-        if not is_away(error) and not isinstance(error, TransientFault):
+        if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
             raise
-        log.warning("the descriptions of runs in MLflow keep their links, because its store is away: %s", error)
+        log.warning("the descriptions of runs in MLflow keep their links: %s", error)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
