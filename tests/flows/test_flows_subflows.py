@@ -9,11 +9,14 @@ from uuid import UUID
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
 from flows.loaded import cancellable
+from tasks import adapter
 from tasks.adapter import PREFECT
 from trinity_core.program import TERMINATED
+from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
 from trinity_core.runtime.stage import Request
 
 
@@ -42,6 +45,43 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )
+
+
+def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
+    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect would, and could hide the error for which all parts are stopped."""
+    monkeypatch.setattr(adapter, "RETRY_DELAY", 0)
+    token, faults = CancelToken(), [ProcessLost("the first attempt's")]
+
+    def stage() -> None:
+        if faults:
+            raise faults.pop()
+        token.stop()
+        token.raise_if_cancelled()
+
+    @flow
+    def above(config: str, overrides: list[str]) -> None:
+        PREFECT.subflow(requests()[2], stage)
+
+    before = CANCEL_TOKEN.set(token)
+    try:
+        with pytest.raises(Stopped):
+            above("my.yaml", [])
+    finally:
+        CANCEL_TOKEN.reset(before)
+
+
+def test_a_component_that_someone_else_cancels_has_no_result(prefect_api: str) -> None:
+    def cancelled() -> int:
+        raise CancelledRun("set in Prefect")
+
+    @flow
+    def above() -> None:
+        PREFECT.run_components(CancelToken(), {"trainer": lambda: 1, "explorer": cancelled})
+
+    with pytest.raises(CancelledRun):
+        above()
 
 
 @pytest.mark.parametrize(
