@@ -229,11 +229,11 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
     (plugins / "tells.py").write_text(
         "import pathlib, sys\npathlib.Path(__file__).with_name('told').write_text(' '.join(sys.argv))\n"
     )
-    config = config_from_text(file.read_text().replace("train_batch_size: 32", "train_batch_size: 64"), str(file))
+    config = config_from_text(file.read_text().replace("response_tokens: 16", "response_tokens: 24"), name=str(file))
 
     async def act(page: Page) -> None:
-        await page.fill(field("train_batch_size"), "64")
-        await page.until(f"{TEXT_AREA}?.value.includes('train_batch_size: 64') && {has('Measure time runs')}")
+        await page.fill("document.querySelector('input[aria-label^=max_response_tokens]')", "24")
+        await page.until(f"{TEXT_AREA}?.value.includes('response_tokens: 24') && {has('Measure time runs')}")
         keep(config, Pace(step=7.0, start=5.0, measured="now"))
         await page.click(button("Measure time"))
         await page.until(f"{has('7 s a step')} && {IDLE}", "the plan has the time", 90)
@@ -243,7 +243,7 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
     finally:
         cache_file(config).unlink(missing_ok=True)
     assert "plan --measure" in (plugins / "told").read_text()
-    assert "train_batch_size: 32" in file.read_text()
+    assert "response_tokens: 16" in file.read_text()
 
 
 def test_a_new_file_begins_from_a_recipe(studio: Served, tmp_path: Path) -> None:
