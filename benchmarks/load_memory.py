@@ -85,8 +85,9 @@ def measured(folder: Path, ranks: int, args: argparse.Namespace) -> int:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     started = [subprocess.Popen([*command, "--rank", str(rank)], **pipes) for rank in range(ranks)]
     for process in started:
-        while process.stdout.readline().strip() not in ("ready", ""):
-            pass
+        for line in process.stdout:
+            if line == "ready\n":
+                break
     before = peak = sum(proportional(process) for process in started)
     for process in started:
         process.stdin.write("go\n")

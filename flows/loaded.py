@@ -10,11 +10,13 @@ from typing import Any
 
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import TerminationSignal
 
 from flows.local.worker import mark_ended
 from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
+from trinity_core.program import TERMINATED
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_request
 from trinity_core.runtime.stage import Request
@@ -57,10 +59,15 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
 
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
-    """The same flow for a command, which Ctrl+C or SIGTERM cancels: Prefect alone would call it crashed."""
+    """The same flow for a command, which Ctrl+C or SIGTERM cancels: Prefect alone would call it crashed.
+
+    An exit of the user's code within the flow stays a crash.
+    """
 
     def record_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-        if not isinstance(state.result(raise_on_failure=False), Exception):
+        end = state.result(raise_on_failure=False)
+        exits = isinstance(end, SystemExit) and end.code == TERMINATED
+        if exits or isinstance(end, KeyboardInterrupt | TerminationSignal):
             with get_client(sync_client=True) as client:
                 mark_ended(client, [flow_run], "Cancelled", "A signal has ended its command")
 

@@ -24,5 +24,5 @@ def new_token() -> str:
 
 
 def admits(token: str, attempt: str) -> bool:
-    """True if `given` is the token, or none is asked for."""
+    """True if `attempt` is the token, or none is asked for."""
     return not token or compare_digest(attempt.encode(), token.encode())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import Enum
 
 from studio.launch import Launch, start_process
-from studio.prefect_runs import PrefectRuns
+from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
 from trinity_core.tracking.run_record import RunState, read_record
@@ -84,36 +84,38 @@ def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
     if deployed := _deployed(run, Action.CANCEL):
-        for each in deployed:
-            PrefectRuns(settings.api_url).cancel(each, run.state is not RunState.WAITING)
+        begun = [seen for seen in deployed if PREFECT_STATES.get(seen.kind) is not RunState.WAITING]
+        for seen in deployed:
+            PrefectRuns(settings.api_url).cancel(seen.id, seen in begun)
+        if not begun:
+            return "The run will not begin."
     elif (pid := _own_process(run)) is not None:
         os.kill(pid, signal.SIGTERM)
     else:
         return "Its process has ended already."
-    return (
-        "The run will not begin." if run.state is RunState.WAITING else "The run will save at its next step and stop."
-    )
+    return "The run will save at its next step and stop."
 
 
 def _retry(run: Run, settings: StudioSettings) -> str:
     for deployed in _deployed(run, Action.RETRY):
-        PrefectRuns(settings.api_url).retry(deployed)
+        PrefectRuns(settings.api_url).retry(deployed.id)
         return "A worker will start it again from its latest checkpoint."
     assert run.launch is not None
     return f"Started process {start_process(run.launch, run.name, settings).pid}."
 
 
-def _deployed(run: Run, action: Action) -> list[str]:
-    """The ids of its flow runs that a worker runs, to cancel or to retry.
+def _deployed(run: Run, action: Action) -> list[FlowRunSeen]:
+    """Its flow runs that a worker runs, to cancel or to retry.
 
     None that is over is cancelled: a command has resumed the run. Parts that have a deployment each are cancelled
     together, but not retried: one that ended well would begin again.
     """
     own = [seen for seen in run.flow_runs if run.is_part or seen is run.flow_run]
     if action is Action.RETRY:
-        return [seen.id for seen in own[:1] if seen.deployment and len({seen.deployment for seen in own}) == 1]
+        deployments = {seen.deployment for seen in own if seen.deployment}  # subflows have none
+        return [seen for seen in own[:1] if deployments == {seen.deployment}]
     over = {kind for kind, state in PREFECT_STATES.items() if state.is_over}
-    return [seen.id for seen in own if seen.deployment and seen.kind not in over]
+    return [seen for seen in own if seen.deployment and seen.kind not in over]
 
 
 def _own_process(run: Run) -> int | None:

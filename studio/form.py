@@ -50,7 +50,7 @@ SYNC = ("synchronizer",)
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """Of the lists of sections, the one whose first entry has fields."""
 LONG_NAME = 40
-"""Characters of a label that may be broken; it is where its key has a dot."""
+"""Characters of a label; longer ones may be broken at their dots."""
 NAMED = ("default_workflow_type", "default_reward_fn_type")
 """Settings of task sets that name a part: a plugin may bring more of them."""
 TOP = "run"

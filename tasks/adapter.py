@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import CancelledRun
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, State
@@ -67,21 +66,21 @@ class PrefectAdapter(Adapter):
         file = request.file or str(above.get("config", ""))
         try:
             as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
-        except CancelledRun:
-            raise_most_telling(stopped)
+        except Exception:
+            raise_most_telling(stopped)  # in its place Prefect raises CancelledRun, or the fault of an earlier attempt
             raise
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """As tasks in threads."""
-        stopped = list[BaseException]()
+        stopped = dict[str, Stopped]()
 
         def as_task(name: str, component: Callable[[], T]) -> PrefectConcurrentFuture[Any]:
             def ended() -> T | State[Any]:
                 try:
                     return component()
                 except Stopped as error:
-                    stopped.append(error)
+                    stopped[name] = error
                     return Cancelled(message=str(error))
 
             made = task(name=name, cache_policy=NO_CACHE, persist_result=False)(ended)
@@ -94,9 +93,10 @@ class PrefectAdapter(Adapter):
             [future.wrapped_future for future in futures.values()],
             has_failed=lambda future: not future.result().is_completed(),
         )
-        results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
-        failed = [each for each in results.values() if isinstance(each, BaseException)]
-        raise_most_telling([*stopped, *(each for each in failed if not isinstance(each, CancelledRun))])
+        results: dict[str, Any] = {
+            name: stopped.get(name) or future.result(raise_on_failure=False) for name, future in futures.items()
+        }
+        raise_most_telling([result for result in results.values() if isinstance(result, BaseException)])
         return results
 
     def begun_by(self) -> str:

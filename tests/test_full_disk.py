@@ -144,7 +144,8 @@ huggingface.mkdir()
 (base / "tokenizer.json").write_text("word " * 9999)
 full("tokenizer", lambda: convert._companions(huggingface, base))
 assert (huggingface / "tokenizer.json").read_text() == (base / "tokenizer.json").read_text()
-full("model", lambda: convert.write_model({"weight": torch.zeros(1000)}, huggingface))
+tensors = {"weight": torch.zeros(1000)}
+full("model", lambda: convert.write_model(tensors, tensors.__getitem__, huggingface))
 assert (huggingface / "model.safetensors").exists() and not [path for path in disk.rglob("*") if TEMPORARY in path.name]
 '''
 

@@ -85,7 +85,7 @@ def test_arrows_point_one_way() -> None:
 
 def module_imports(path: Path, modules: set[str]) -> set[str]:
     """Our modules that a file imports when it is imported: not inside functions, not for type checkers alone."""
-    modules_ = set()
+    imported = set()
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()
@@ -95,13 +95,13 @@ def module_imports(path: Path, modules: set[str]) -> set[str]:
             waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
-            modules_ |= {alias.name for alias in node.names} & modules
+            imported |= {alias.name for alias in node.names} & modules
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                modules_ |= {name if name in modules else node.module} & modules
+                imported |= {name if name in modules else node.module} & modules
         waiting += ast.iter_child_nodes(node)
-    return modules_
+    return imported
 
 
 def test_imports_form_no_circle() -> None:

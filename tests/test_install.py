@@ -160,10 +160,10 @@ def test_extras_need_no_other_packages(kind: str, extra: str) -> None:
     names = distributions(extra)
     if not names <= {normalised(one.name) for one in metadata.distributions()}:
         pytest.skip(f"requirements/{extra} is not installed; make dev installs it")
-    for line_ in (line for name in names for line in requires(name) or ()):
-        needed = Requirement(line_)
+    for requirement in (line for name in names for line in requires(name) or ()):
+        needed = Requirement(requirement)
         if needed.name not in LEFT_OUT and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
-            assert pins.get(normalised(needed.name), "none") in needed.specifier, line_
+            assert pins.get(normalised(needed.name), "none") in needed.specifier, requirement
 
 
 def test_core_imports_without_extras() -> None:

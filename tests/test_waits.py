@@ -43,5 +43,5 @@ def test_only_what_passes_is_tried_again(caplog: pytest.LogCaptureFixture) -> No
     with pytest.raises(KeyError):
         retry(work, passes, 5.0, 0.01)
     outcomes[:] = [OSError("full")] * 10
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="full"):
         retry(work, passes, 0.0, 0.01)

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import weakref
 from math import prod
 
 import pytest
@@ -15,8 +16,8 @@ from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints import convert as convert_module
-from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import PUBLISHED, remove_old, write_manifest
@@ -434,6 +435,28 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
     model.config.save_pretrained(base)
     torch.save(model.state_dict(), base / "pytorch_model.bin")
     folder = convert(adapter_for(tmp_path, base), base, merge=True)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight += 4.0
+    check(folder, model)
+
+
+def test_merging_holds_one_files_tensors_at_a_time(tmp_path, monkeypatch):
+    """Those that are merged; the others are mapped from the base's file."""
+    monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
+    model = tiny()
+    model.save_pretrained(tmp_path / "base")
+    made, held = [], []
+    merged = adapters.merged_tensor
+
+    def counted(name, *args):
+        tensor = merged(name, *args).clone()
+        made.append(weakref.ref(tensor))
+        held.append(sum(value.nbytes for one in made if (value := one()) is not None))
+        return tensor
+
+    monkeypatch.setattr(adapters, "merged_tensor", counted)
+    folder = convert(adapter_for(tmp_path, tmp_path / "base"), tmp_path / "base", merge=True)
+    assert len(held) == len([*model.parameters()]) and max(held) <= 4000
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight += 4.0
     check(folder, model)

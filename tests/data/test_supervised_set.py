@@ -81,7 +81,7 @@ def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
         assert tokenizer.decode(chosen.tokens[chosen.prompt_length :]) == "yes<|im_end|>\n"
         assert tokenizer.decode(rejected.tokens[rejected.prompt_length :]) == "no<|im_end|>\n"
     assert pairs.steps(epochs=1, size=4) == 2
-    with raising(DataError, key="train_batch_size"):
+    with raising(DataError, key="buffer.train_batch_size"):
         pairs.batch(1, 5)
 
 

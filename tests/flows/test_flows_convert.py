@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from raising import raising
 
 from flows import convert as module
 from trinity_core.errors import DataError, TrinityError
@@ -62,13 +63,13 @@ def test_convert_takes_the_last_trained_stage_or_the_named_one(convert: Any, tmp
     assert convert(config) == [str(rft)] and list(rft.glob("*.safetensors"))
     assert not list(sft.glob("*.safetensors"))
     assert convert(config, stage="sft") == [str(sft)] and list(sft.glob("*.safetensors"))
-    with pytest.raises(TrinityError):
+    with raising(TrinityError, key="stage"):
         convert(config, stage="dpo")
 
 
 def test_of_one_run_its_own(convert: Any, tmp_path: Path, tiny_model: Any) -> None:
     config = written(tmp_path)
-    with pytest.raises(DataError):
+    with raising(DataError, key=str(tmp_path / "tests/whole")):
         convert(config)
     folder = checkpoint(tmp_path, "whole", tiny_model)
     assert convert(config) == [str(folder)]

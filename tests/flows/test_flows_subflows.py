@@ -1,4 +1,4 @@
-"""Stages as subflows: each is found again by what it is, and says which file it came from."""
+"""Stages as subflows: each is found again by what it is, says which file it came from, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.runtime import flow_run
 
+from flows.loaded import cancellable
 from tasks.adapter import PREFECT
+from trinity_core.program import TERMINATED
 from trinity_core.runtime.stage import Request
 
 
@@ -39,3 +42,27 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(KeyboardInterrupt(), "CANCELLED"), (SystemExit(TERMINATED), "CANCELLED"), (SystemExit(1), "CRASHED")],
+)
+def test_only_a_signal_cancels_a_command(end: BaseException, state: str, prefect_api: str) -> None:
+    """And its stage. The user's code may exit by itself."""
+    runs = []
+
+    @flow
+    def stage() -> None:
+        runs.append(UUID(flow_run.id))
+        raise end
+
+    @flow
+    def command() -> None:
+        runs.append(UUID(flow_run.id))
+        stage()
+
+    with pytest.raises(type(end)):
+        cancellable(command)()
+    with get_client(sync_client=True) as client:
+        assert [client.read_flow_run(run).state.type.value for run in runs] == [state, state]

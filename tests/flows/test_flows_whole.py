@@ -206,8 +206,8 @@ def test_prefect_lists_the_pipelines_tasks_and_artifacts(deployed: Deployed, tmp
     async def look() -> None:
         async with person_at(f"{prefect}/runs/flow-run/{deployed.run_id}", tmp_path) as person:
             for tab, shown in (("task-runs", "resolve-"), ("artifacts", "run-summary")):
-                await person.page.click(f"document.getElementById('{tab}')")
-                await person.page.until(f"document.getElementById('{tab}-content')?.innerText.includes('{shown}')")
+                content = f"document.getElementById('{tab}-content')?.innerText.includes('{shown}')"
+                await person.page.click_until(f"document.getElementById('{tab}')", content)
             await person.page.call("Page.navigate", url=form)
             await person.page.until("document.body?.innerText.includes('Validate parameters')")
             assert "None" not in await person.page.text("body")

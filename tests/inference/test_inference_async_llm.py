@@ -51,10 +51,10 @@ def load(tmp_path):
         engine.version, engine._engine = 3, vllm
 
         async def outcome():
-            [outcome_] = await asyncio.gather(
+            [result] = await asyncio.gather(
                 engine._load(WeightSource(method, str(tmp_path)), version), return_exceptions=True
             )
-            return outcome_ if isinstance(outcome_, Exception) else None
+            return result if isinstance(result, Exception) else None
 
         error = asyncio.run(outcome())
         return engine.version, vllm.asked, error

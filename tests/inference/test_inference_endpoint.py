@@ -19,9 +19,9 @@ KEY = "sk-very-secret-4711"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}
 
 
-def endpoint(url: str, **settings_: Any) -> Endpoint:
-    budget = settings_.pop("budget", 60.0)
-    settings = ExternalModelConfig(base_url=url, model_name="m", **settings_)
+def endpoint(url: str, **options: Any) -> Endpoint:
+    budget = options.pop("budget", 60.0)
+    settings = ExternalModelConfig(base_url=url, model_name="m", **options)
     return Endpoint(settings, KEY, budget, first_delay=0.01)
 
 

@@ -103,7 +103,7 @@ def test_an_engine_that_slept_goes_on_as_before(tiny_engine):
     async def nap():
         await tiny_engine.sleep()
         for asked in (tiny_engine.generate(requests(1)), tiny_engine._load(WeightSource("folder", "x"), 0)):
-            with pytest.raises(AssertionError):
+            with pytest.raises(AssertionError, match="sleeps"):
                 await asked
         await tiny_engine.wake()
 
@@ -367,6 +367,6 @@ def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
 
 
 def test_oversized_prompt_is_refused_alone(tiny_engine):
-    with pytest.raises(TrinityError):
+    with pytest.raises(TrinityError, match="refuses"):
         generate(tiny_engine, [Request("huge", np.ones(400, np.int32), SAMPLING, 1)])
     assert len(generate(tiny_engine, requests(1, name="fits"))[0].tokens) == 12

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from trinity_core.checkpoints.adapters import A, B, adapter_config, merge, write_adapter
+from trinity_core.checkpoints.adapters import A, B, adapter_config, merged_tensor, write_adapter
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, WeightSyncError
 from trinity_core.inference.in_process import InProcessEngine
@@ -51,7 +51,7 @@ def logprobs_of(tensors: dict[str, torch.Tensor], model: Any, tokens: list[int])
 
 
 def merged(model: Any, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return dict(merge(model.named_parameters(), adapter, SCALE))
+    return {name: merged_tensor(name, p, adapter, SCALE) for name, p in model.named_parameters()}
 
 
 def base_digests(model: Any) -> dict[str, TensorDigest]:

@@ -362,7 +362,7 @@ MALFORMED = [
 @pytest.mark.parametrize("text", [CALL, *MALFORMED], ids=range(len(MALFORMED) + 1))
 def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
     """And what its client sends back continues it."""
-    prompts = []
+    answers = []
     for asking in (ask, stream):
         say(speaker, thought + text, "So it is.</think>5")
         session = api.session()
@@ -373,8 +373,8 @@ def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
         [sequence] = session.sequences()
         assert len(sequence.answers) == 2
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        prompts.append((message.get("content") or "", [(call["name"], call["arguments"]) for call in calls]))
-    assert prompts[0] == prompts[1]
+        answers.append((message.get("content") or "", [(call["name"], call["arguments"]) for call in calls]))
+    assert answers[0] == answers[1]
 
 
 @dataclass
@@ -530,7 +530,7 @@ def test_an_engine_lost_in_mid_stream_is_not_noticed(api, speaker):
 
 def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
     with (
-        pytest.raises(TrinityError),
+        pytest.raises(TrinityError, match="cannot be served"),
         serving(tiny_folder, speaker, reasoning_parser="deepseek_r1"),
     ):
         pass

@@ -206,8 +206,8 @@ def test_answers_that_no_client_read_are_dropped_for_good(open_served):
         connection.answered, exchange.delivered = exchange, number != 2
         exchange.close()
     assert session.sampled_tokens == 4 and session.dropped_tokens == 4
-    for session_ in (session, open_served().sessions[0]):
-        assert sorted(int(sequence.tokens[-1]) for sequence in session_.sequences()) == [10, 11]
+    for reopened in (session, open_served().sessions[0]):
+        assert sorted(int(sequence.tokens[-1]) for sequence in reopened.sequences()) == [10, 11]
     session.end()
     states[0].was_cut = True  # after the end nothing changes any more
     assert len(session.sequences()) == len(session.digests) == 2

@@ -69,7 +69,7 @@ def test_faults_name_the_operator(server):
 def test_a_server_refuses_whoever_lacks_its_key(server):
     process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question"}}])
     stranger = DataJuicer(server._client.url)
-    with pytest.raises(TrinityError):
+    with pytest.raises(TrinityError, match="key"):
         stranger.process(ROWS, [{"words_num_filter": {}}])
     assert (
         httpx.get(stranger.url, headers={"Authorization": f"Bearer {server._client.key}"}).json()["version"] == "1.6.1"

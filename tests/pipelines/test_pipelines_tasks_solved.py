@@ -40,9 +40,9 @@ def made(tmp_path: Path, solver: Solver, name: str, **args: object) -> tuple[lis
     """The rows of the output, and those that were rejected."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    args_ = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"}
+    usual = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"}
     dataset = curate(
-        TaskPipeline([str(path)], [OperatorConfig(name=name, args=args_ | args)]), tmp_path / "out", solver
+        TaskPipeline([str(path)], [OperatorConfig(name=name, args=usual | args)]), tmp_path / "out", solver
     )
     read = lambda file: [json.loads(line) for line in (dataset.folder / file).read_text().splitlines()]  # noqa: E731
     return read("train.jsonl"), read("rejected.jsonl")

@@ -109,7 +109,7 @@ def test_an_endpoint_that_fails_gives_no_score(tmp_path: Path, tiny_folders: Tin
         with pytest.raises(EndpointError, match=f"{server.url}.*model not found"):
             evaluated(config)
         assert len(server.asked) <= 32, "it is not asked all questions"
-    with pytest.raises(TransientFault):
+    with pytest.raises(TransientFault, match=server.url):
         evaluated(config)
     assert valid_scores(config) == {}
 
@@ -132,7 +132,7 @@ def test_a_workflow_that_needs_token_ids_is_told(
                 config.buffer.explorer_input.eval_tasksets[0].with_values({"default_workflow_type": "continues"})
             ]
         })  # fmt: skip
-        with pytest.raises(TrinityError):
+        with pytest.raises(TrinityError, match="token ids"):
             evaluated(config)
 
 

@@ -41,7 +41,7 @@ def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorith
 
 
 def explored(config, engine, *auxiliary):
-    asyncio.run(Explorer(config, [engine], [[engine_] for engine_ in auxiliary]).run(explore))
+    asyncio.run(Explorer(config, [engine], [[helper] for helper in auxiliary]).run(explore))
     with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 
@@ -73,7 +73,7 @@ def test_batches_hold_a_limited_number_of_tokens():
 
 def test_a_reward_model_is_known_by_its_architecture(reward_folder, tiny_folder):
     assert is_reward_model(str(reward_folder)) and not is_reward_model(str(tiny_folder))
-    with pytest.raises(TrinityError):
+    with raising(TrinityError, key=str(tiny_folder)):
         RewardEngine(str(tiny_folder), 64).start()
 
 
@@ -92,7 +92,7 @@ def test_a_reward_model_that_hangs_is_named():
     import threading
 
     released = threading.Event()
-    with pytest.raises(TransientFault):
+    with pytest.raises(TransientFault, match="the judge did not rate"):
         asyncio.run(main())
 
 
@@ -166,5 +166,5 @@ def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_pat
 @pytest.mark.slow
 def test_a_small_models_nonsense_is_no_verdict(tiny_folders, tiny_engine, tmp_path):
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
-    with pytest.raises(TrinityError):  # nothing of the run has a verdict
+    with pytest.raises(TrinityError, match="the judge"):  # nothing of the run has a verdict
         explored(config, tiny_engine, tiny_engine)

@@ -44,7 +44,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
     """`sections`: section -> what differs in it, such as other numbers of tasks and steps."""
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
-    taskset_ = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
+    tasks = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
     usual = {
         "project": "p",
         "name": workflow,
@@ -53,7 +53,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
         "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
         "model": {"model_path": str(policy), "max_model_len": 512, "max_response_tokens": 24},
         "buffer": {"batch_size": 1, "total_steps": 6, "explorer_input": {
-            "taskset": taskset_, "default_workflow_type": workflow}},
+            "taskset": tasks, "default_workflow_type": workflow}},
         "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(path)} for path in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
     }  # fmt: skip
@@ -212,10 +212,12 @@ def test_a_command_asks_an_engine(taught, tmp_path):
 
 def test_groups_without_a_difference_are_replaced(taught, tmp_path):
     """Half of the groups of two have equal rewards: each step goes on until it has both groups that it needs."""
-    config = config_of(taught[0], tmp_path, "math_workflow", sections={
+    sections = {
         "explorer": {"max_refill_rounds": 40},
         "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},
-    })  # fmt: skip
+    }
+    taskset = {"default_reward_fn_type": "math_reward"}
+    config = config_of(taught[0], tmp_path, "math_workflow", sections=sections, **taskset)
     experiences = explored(config, taught[1])
     groups = defaultdict(list)
     for one in experiences:

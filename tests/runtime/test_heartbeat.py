@@ -50,7 +50,7 @@ def test_kept_processes_that_do_not_answer_are_replaced(monkeypatch: pytest.Monk
     with pytest.raises(ProcessLost, match="engines kept from an earlier stage have not loaded some/model within"):
         actors.load_folder([silent("load")], "some/model", no_check)
     with pytest.raises(ProcessLost, match="workers kept from an earlier stage have not let it go within"):
-        actors.renew([silent("renew")], Config(), None, no_check)
+        actors.renew([silent("renew")], Config(), 1, no_check)
 
 
 def test_a_rank_that_fails_alone_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,8 @@ def test_trainer_holds_weights_optimizer_and_gradients():
     assert split["policy optimizer"] == 12 * MILLION // 4
     assert split["policy buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
     assert state(3, 4)["policy optimizer"] == 8 * MILLION // 4, "float32 weights are updated in place"
+    elsewhere = state(3, 4, on_gpu=True, weights_offloaded=True)
+    assert elsewhere["policy optimizer"] == 12 * MILLION // 4, "but not from another device"
     copied = "policy copy for checkpoints"
     assert (whole[copied], halves[copied], split[copied]) == (12 * MILLION, 14 * MILLION // 2, 14 * MILLION // 4)
 

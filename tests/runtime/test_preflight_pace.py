@@ -158,11 +158,11 @@ def test_a_cache_that_cannot_be_made_is_said_before_measuring(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    config, lines_ = config_from_dict(supervised(tiny_folders)), list[str]()
+    config, messages = config_from_dict(supervised(tiny_folders)), list[str]()
     assert cached_pace(config) is None
     with pytest.raises(TrinityError, match="choose another folder with XDG_CACHE_HOME"):
-        measure.measure(tmp_path / "unread.yaml", [], config, lines_.append)
-    assert not lines_
+        measure.measure(tmp_path / "unread.yaml", [], config, messages.append)
+    assert not messages
 
 
 def test_durations_are_for_people() -> None:
@@ -205,7 +205,7 @@ def test_a_trial_that_takes_too_long_is_ended(
     file = tmp_path / "sft.yaml"
     file.write_text(yaml.safe_dump(supervised(tiny_folders)))
     config = config_from_dict(supervised(tiny_folders))
-    with raising(TrinityError, key="batch_size"):
+    with raising(TrinityError, key="buffer.batch_size"):
         measure.measure(file, [], config, lambda _: None)
     assert not [child for child in psutil.Process().children() if "preflight.measure" in " ".join(child.cmdline())]
 

@@ -147,7 +147,7 @@ def is_awaited(config: Config) -> bool:
 @pytest.mark.slow
 def test_a_failed_run_keeps_its_error_if_tracking_fails_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     attempt = begin(tmp_path)
-    with pytest.raises(TransientFault), attempt:
+    with pytest.raises(TransientFault, match="the node died"), attempt:
         lose_the_store(attempt)
         raise TransientFault("the node died")
     assert "not a database" in caplog.text

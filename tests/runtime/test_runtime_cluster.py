@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from raising import raising
 
 from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
@@ -129,6 +128,8 @@ class JoinedRay:
 
 
 def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    from raising import raising  # here, as Ray's workers import this file, and would not find that one
+
     ray = JoinedRay(monkeypatch, 8, 4)
     placed = placement_of(joining(engine_num=8))
     assert (placed.gpu_per_node, placed.engines, placed.gpus) == (4, 8, 8)

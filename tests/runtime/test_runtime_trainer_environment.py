@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 from preflight_configs import config_of
 
-from trinity_core.runtime.actors import trainer_environment
+from trinity_core.runtime import actors
+from trinity_core.runtime.actors import start_trainers, trainer_environment, trainer_key
+from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.placement import Machine, place
 
 PRODUCTS = """
@@ -30,3 +34,17 @@ def test_products_of_many_sizes_leave_little_behind():
     done = subprocess.run([sys.executable, "-c", PRODUCTS], env=os.environ | own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200 << 20, "without a limit 300 MB"
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_kept_workers_get_the_threads_of_the_next_stage(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    renewed: list[Any] = []
+    monkeypatch.setattr(actors, "renew", lambda *arguments: renewed.append(arguments[:3]))
+    overrides = (f"cluster.gpu_per_node={gpus}", "trainer.worker_num=1", "synchronizer.sync_offset=1")
+    machine, config, workers = Machine(8, gpus), config_of(*overrides), [object()]
+    alone, beside = place(config.with_values({"mode": "train"}), machine), place(config, machine)
+    assert (alone.trainer_threads, beside.trainer_threads) == (8, 4)
+    cluster = Cluster(config, machine)
+    cluster.leave("trainers", trainer_key(alone), workers)
+    assert start_trainers(cluster, config, beside) is workers
+    assert renewed == [(workers, config, 4)]

@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 import typer
 from commands import called
+from raising import raising
 from sqlalchemy import NullPool, create_engine
 from store_helpers import make_rows
 
@@ -386,7 +387,7 @@ def test_a_pipelines_folder_means_its_stages(run_in_a_file: Run, tmp_path: Path)
     assert list(audits) == ["pipe_rft"] and audit_json(audits)["pending"] == 3
     update_meta(JobLayout(tmp_path / "project/pipe").stages, rft="pipe_rft_20260102030405")
     assert list(audit_runs(tmp_path / "project/pipe")) == ["pipe_rft_20260102030405"]
-    with pytest.raises(DataError):
+    with raising(DataError, key=str(tmp_path)):
         audit_runs(tmp_path)
 
 
@@ -443,5 +444,5 @@ def test_a_store_of_an_older_release_is_one_clear_error(run: Run) -> None:
 
 
 def test_a_shared_database_without_the_run_is_named(postgresql_url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="no run of"):
         audit_runs(tmp_path, url=postgresql_url)

@@ -212,17 +212,22 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trainer and explorer share the run's name; a retry of one of them alone would leave the other out."""
-    asked: list[str] = []
-    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(run))
-    parts = [flow_run("one", "RUNNING", id=name, deployment=name) for name in ("explorer", "trainer")]
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append((run, begun)))
+    kinds = {"explorer": "SCHEDULED", "trainer": "RUNNING"}
+    parts = [flow_run("one", kind, id=name, deployment=name) for name, kind in kinds.items()]
     over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
     folder(tmp_path / "going", "one", mode="train")
     [run] = find_runs(tmp_path / "going", [*parts, over])
     perform(Action.CANCEL, run, studio_settings([]))
-    assert asked == ["explorer", "trainer"]
+    assert asked == [("explorer", False), ("trainer", True)], "only one has a process that saves"
     folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
-    [run] = find_runs(tmp_path / "done", [replace(part, kind="FAILED") for part in parts])
+    failed = [replace(part, kind="FAILED") for part in parts]
+    [run] = find_runs(tmp_path / "done", failed)
     assert Action.RETRY not in allowed(run)
+    subflows = [replace(part, deployment="") for part in failed]  # of one deployment that has all parts
+    [run] = find_runs(tmp_path / "done", [flow_run("one", "FAILED"), *subflows])
+    assert Action.RETRY in allowed(run)
 
 
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_turn_of_many_steps_is_waited_for_while_steps_are_done(tmp_path: Path)
 
     def waits() -> None:
         began = time.monotonic()
-        with pytest.raises(TransientFault):
+        with pytest.raises(TransientFault, match="explorer"):  # names who is waited for
             other.acquire(1.0, never)
         took.append(time.monotonic() - began)
 
@@ -81,7 +81,7 @@ def test_fault_of_the_question_ends_the_wait(tmp_path: Path) -> None:
     def fails() -> bool:
         raise TransientFault("the trainer went back")
 
-    with pytest.raises(TransientFault):
+    with pytest.raises(TransientFault, match="went back"):
         other.acquire(10, fails)
     holder.release()
     assert other.acquire(0, never)

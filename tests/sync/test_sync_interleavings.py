@@ -386,7 +386,7 @@ def test_sides_that_share_a_gpu_never_wait_for_each_other_forever(interval, offs
 
 def test_a_side_that_kept_the_gpu_while_it_waits_would_deadlock(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "without", lambda side, state: state.gpu)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="cannot end"):
         check(Run("fixed", colocated=True))
 
 

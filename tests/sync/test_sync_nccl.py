@@ -52,9 +52,9 @@ def test_each_engine_has_its_own_ranks():
 
 
 def test_error_of_one_engine_is_raised():
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="engine died"):
         EngineGroup([Recorder(), Broken()], 1).update_weights({})
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="0 engines"):
         EngineGroup([], 1)
 
 
@@ -68,7 +68,7 @@ def test_a_lost_engine_is_noticed_beside_others_that_wait():
 
     group = EngineGroup([Waiting(), Broken()], 1)
     group.abort = lambda: aborted.append(True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="engine died"):
         group.update_weights({})
     assert aborted == [True]
     never.set()
@@ -194,6 +194,6 @@ def test_an_engine_that_dies_during_a_push_ends_it(transfer):
     sender, engine, _, _ = transfer
     engine.dies = True
     began = time.monotonic()
-    with pytest.raises(TransientFault):
+    with pytest.raises(TransientFault, match="the engine is gone"):
         sender.send(1)
     assert time.monotonic() - began < 20

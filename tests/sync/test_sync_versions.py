@@ -349,7 +349,7 @@ def test_damaged_file_is_refused(tmp_path):
     folder.publish(1, tensors(1))
     path = tmp_path / "global_step_1" / "actor" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="cut short"):
         folder.load(1)
 
 

@@ -17,7 +17,7 @@ def own_handlers() -> Iterator[None]:
     root = logging.getLogger()
     before, levels = list(root.handlers), {name: logging.getLogger(name).level for name in OURS}
     yield
-    for handler in [handler_ for handler_ in root.handlers if handler_ not in before]:
+    for handler in [added for added in root.handlers if added not in before]:
         handler.close()
         root.removeHandler(handler)
     for name, level in levels.items():
@@ -57,7 +57,7 @@ def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert path is not None and path.parent.parent == tmp_path / "p/n/log" and path.parent.name.count(".") == 3
     log = logging.getLogger("trinity_core.somewhere")
     log.warning("not so bad")
-    with pytest.raises(ValueError), Logged("training", log):
+    with pytest.raises(ValueError, match="no rows"), Logged("training", log):
         raise ValueError("no rows in postgresql://me:hunter2@db/x")
     text = path.read_text()
     assert "not so bad" not in text and "training fails" in text and "Traceback" in text and "hunter2" not in text

@@ -62,6 +62,8 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4220/runs?run=p%2Fone" in run.data.tags[DESCRIPTION]
     write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4221", "uri": ""})
+    deleted = open_writer("mlflow", RunInfo("p", "deleted", root / "p/deleted", config), root)
+    client.delete_run(deleted.run_id)  # type: ignore[attr-defined]
     describe_runs(root)
     described = client.get_run(writer.run_id).data.tags[DESCRIPTION]  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4221/runs?run=p%2Fone" in described, "`trinity up` has another address now"

@@ -71,10 +71,10 @@ def test_answers_of_a_base_model_end_after_sft(
         prompts = [[{"role": "user", "content": row["prompt"]}] for row in ROWS]
         return [(await model.chat(prompt, temperature=0.0))[0] for prompt in prompts]
 
-    texts = asyncio.run(answers())
+    completions = asyncio.run(answers())
     tokenizer = policy_encoder(config.model).tokenizer
-    assert [tokenizer.decode(answer.tokens) for answer in texts] == [row["response"] + "<|im_end|>" for row in ROWS]
-    assert {answer.finish_reason for answer in texts} == {"stop"}
-    assert [answer.text for answer in texts] == [row["response"] for row in ROWS]
+    assert [tokenizer.decode(one.tokens) for one in completions] == [row["response"] + "<|im_end|>" for row in ROWS]
+    assert {one.finish_reason for one in completions} == {"stop"}
+    assert [one.text for one in completions] == [row["response"] for row in ROWS]
     exported = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     assert tokenizer.convert_ids_to_tokens(exported) == ["<|endoftext|>", "<|im_end|>"]

@@ -13,7 +13,7 @@ from batches import make_batch
 from raising import raising
 from safetensors.torch import load_file, save_file
 
-from trinity_core.checkpoints.adapters import A, differences, merge, merged_weight
+from trinity_core.checkpoints.adapters import A, differences, merged_tensor, merged_weight, require_matrices
 from trinity_core.checkpoints.convert import convert
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
@@ -75,10 +75,12 @@ def test_merging_is_w_plus_s_b_a() -> None:
     new = torch.tensor([[-0.0, 1.0]])
     unchanged = merged_weight(new, torch.ones(2, 2), torch.zeros(1, 2), 1.5)
     assert digest(unchanged) == digest(new), "a new adapter leaves the base as the engines have it, bit for bit"
-    merged = dict(merge([("x.weight", w), ("x.bias", w)], {"x.lora_A": a, "x.lora_B": b}, 1.5))
-    assert torch.equal(merged["x.weight"], merged_weight(w, a, b, 1.5)) and merged["x.bias"] is w
-    with raising(DataError, key="y"):
-        list(merge([("x.weight", w)], {"y.lora_A": a, "y.lora_B": b}, 1.5))
+    adapter = {"x.lora_A": a, "x.lora_B": b}
+    assert torch.equal(merged_tensor("x.weight", w, adapter, 1.5), merged_weight(w, a, b, 1.5))
+    assert merged_tensor("x.bias", w, adapter, 1.5) is w
+    require_matrices(adapter, ["x.weight"])
+    with raising(DataError, key="x"):
+        require_matrices(adapter, ["y.weight"])
 
 
 def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
@@ -112,8 +114,8 @@ def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
         learner("grpo", dropping),
     )
     layers = [
-        [m for m in engine.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
-        for engine in (one, other)
+        [m for m in trained.engine.module.modules() if isinstance(m, torch.nn.Dropout) and m.training]
+        for trained in (one, other)
     ]
     assert layers[0] and not layers[1]
 

@@ -1,5 +1,7 @@
 """Rows that share a prompt give the log-probs and gradients of a padded batch."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
+from trinity_core.training import learner
+from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
@@ -159,6 +163,21 @@ def test_the_beginning_of_a_model_computes_like_a_model(tiny_model):
         lm.set_attn_implementation("sdpa")
         assert not torch.allclose(lm(tokens).logits, whole)
     assert list(lm.state_dict()) == names and torch.equal(lm(tokens).logits, whole)
+
+
+def test_a_model_without_layers_stays_where_it_is():
+    lm = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(), "head": torch.nn.Linear(1, 1)})
+    with beginning_on(torch.device("meta"), lm):
+        assert lm["head"].weight.device == torch.device("cpu")
+
+
+def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
+    """Their trial on the host, before ZeRO 3 divides the model among GPUs, has left no other attention."""
+    found = iter([FastPaths(True, True), FastPaths(False, True)])
+    monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(found))
+    monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
+    ranks = Ranks(0, 1, torch.device("meta"))
+    assert learner.fast_paths_on_first(lm, ranks) == FastPaths(False, True)
 
 
 def test_fast_paths_are_tried_before_use(tiny_model):

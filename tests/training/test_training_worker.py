@@ -151,7 +151,7 @@ def test_renewed_worker_trains_like_a_new_one(rollouts):
     worker.run(train)
     worker.renew(renewed, threads=1)
     assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
-    assert worker.run(train)["ended"] == "finished"
+    assert worker.run(train)["ended"] == "finished" and torch.get_num_threads() == 1
     torch.set_num_threads(threads)
     assert _losses(renewed) == _losses(fresh)
     _assert_same_checkpoints(renewed, fresh)

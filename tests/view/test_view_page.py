@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from browser import opened
 from fastapi.testclient import TestClient
+from raising import raising
 from viewing import NASTY, rollout
 
 from trinity_core.data.experience import Experience
@@ -112,10 +113,9 @@ def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokeniz
 
 
 def test_only_a_run_can_be_viewed(run_folder, tmp_path) -> None:
-    with pytest.raises(DataError):
-        viewed_runs(tmp_path / "nothing")
-    with pytest.raises(DataError):
-        viewed_runs(tmp_path)
+    for folder in (tmp_path / "nothing", tmp_path):
+        with raising(DataError, key=str(folder)):
+            viewed_runs(folder)
     shutil.rmtree(run_folder / "buffer")
     [run] = viewed_runs(run_folder).values()
     assert not run.has_store, "an evaluation has samples only"

@@ -31,7 +31,7 @@ class Players:
 
     def episode(self, library, args, actions, row=()):
         """The steps of an episode, and the tools that its environment offers."""
-        if library not in self._processes:
+        if library not in self._processes or not self._processes[library].alive:  # a failure ends its process
             python = sys.executable if library == "gymnasium" else str(GAMES)
             where = Where(library, f"{FOLDER}/{library}_env.py:{NAMES[library]}", python)
             self._processes[library] = ProcessEnvironment(where, SECONDS)

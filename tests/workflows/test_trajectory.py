@@ -88,7 +88,7 @@ def test_a_conversation_without_room_ends_with_its_last_turn():
     assert trajectory.finished and trajectory.turns == 1
     assert one.truncated and model.tokenizer.decode(one.tokens.tolist()) == "<uab?><aone>"
     assert one.metrics == {"response_length": 4.0, "truncated": 1.0}
-    with pytest.raises(TrinityError):
+    with pytest.raises(TrinityError, match="no room"):
         asyncio.run(trajectory.act())
 
 

@@ -189,7 +189,7 @@ def test_workflow_errors_propagate(monkeypatch):
             raise ZeroDivisionError("mine")
 
     monkeypatch.setitem(WORKFLOWS, "fails", Fails)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="mine"):
         run(make_task("fails"), ScriptedModel())
 
 

@@ -8,7 +8,7 @@ top, so that flows may ask for names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,18 +156,18 @@ def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
 
 
-def merge(
-    base: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor], scale: float
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of `base` with the adapter merged. Raises DataError at the end if the base lacks a matrix."""
-    missing = {name.removesuffix(A) for name in adapter if name.endswith(A)}
-    for name, tensor in base:
-        module = name.removesuffix(".weight")
-        if module in missing:
-            missing.remove(module)
-            tensor = merged_weight(tensor, adapter[module + A], adapter[module + B], scale)
-        yield name, tensor
-    if missing:
+def merged_tensor(name: str, tensor: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
+    """The base model's tensor of that name with the adapter's matrices for it merged, or itself if there are none."""
+    module = name.removesuffix(".weight")
+    if module + A not in adapter:
+        return tensor
+    return merged_weight(tensor, adapter[module + A], adapter[module + B], scale)
+
+
+def require_matrices(adapter: Iterable[str], base: Collection[str]) -> None:
+    """Raise DataError if the base model lacks a matrix that the adapter changes. Both are names of tensors."""
+    missing = [name.removesuffix(A) for name in adapter if name.endswith(A)]
+    if missing := [module for module in missing if f"{module}.weight" not in base]:
         raise DataError(
             f"the base model has no {min(missing)}.weight, which the adapter changes; is it another model?",
             key=min(missing),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
@@ -36,6 +36,7 @@ from trinity_core.weights_digest import model_folder, weight_files
 if TYPE_CHECKING:
     import torch
 
+Tensors: TypeAlias = "dict[str, torch.Tensor]"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_FILE = "5GB"
 """Larger models are split into files of this size with an index, as transformers does."""
@@ -112,8 +113,12 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
         return target
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
-    tensors = _merged(step_folder, base_model_dir) if has_adapter else _tensors(actor, config)
-    tensors = _untie(tensors, config, actor)
+    if has_adapter:
+        tensors, value_of = _merged(step_folder, base_model_dir)
+    else:
+        tensors = _tensors(actor, config)
+        value_of = tensors.__getitem__
+    tensors = _untie(tensors, value_of, config, actor)
     check_names(tensors, config, actor)
     _refuse_removed(step_folder, is_ours)
     temporary = temporary_sibling(target)
@@ -125,7 +130,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
             _companions(temporary, base)
             _stop_tokens(temporary)
             write_json(temporary / "config.json", with_dtype(config, tensors))
-            write_model(tensors, temporary)
+            write_model(tensors, value_of, temporary)
             _refuse_removed(step_folder, is_ours)
             _move_into(temporary, target)
         finally:
@@ -178,7 +183,7 @@ def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[s
     )
 
 
-def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _tensors(actor: Path, config: dict[str, Any]) -> Tensors:
     if shard_files(actor):
         return {_plain_name(name): tensor for name, tensor in merge_shards(actor).items()}
     folder = megatron.find(actor)
@@ -187,14 +192,20 @@ def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return megatron.to_huggingface(megatron.read(folder), config)
 
 
-def _adapter(actor: Path) -> dict[str, torch.Tensor]:
+def _adapter(actor: Path) -> Tensors:
     if not shard_files(actor):
         raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)")
     return merge_shards(actor)
 
 
-def _merged(step_folder: Path, base_model_dir: Path | None) -> dict[str, torch.Tensor]:
-    """The base model of a checkpoint's adapter with the adapter in it. Raises `DataError` if the base has changed."""
+def _merged(step_folder: Path, base_model_dir: Path | None) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
+    """The base model of a checkpoint's adapter with the adapter in it: tensors without data, and what gives the data.
+
+    A whole model is never held: its files are mapped, and a tensor is merged when it is asked for. Raises `DataError`
+    if the base has changed.
+    """
+    import torch
+
     actor = step_folder / "actor"
     config = adapters.read_config(actor / ADAPTER)
     adapter = _adapter(actor)
@@ -209,8 +220,15 @@ def _merged(step_folder: Path, base_model_dir: Path | None) -> dict[str, torch.T
     files = weight_files(folder) if folder is not None else []
     if not files:
         raise DataError(f"{base} holds no weights into which the adapter in {actor} could be merged")
-    dtype = next(iter(adapter.values())).dtype
-    return dict(adapters.merge(_as_wide(_read(files), dtype), adapter, adapters.scaling(config)))
+    tensors = dict(_read(files))
+    adapters.require_matrices(adapter, tensors)
+    own, scale = next(iter(adapter.values())).dtype, adapters.scaling(config)
+    dtypes = {
+        name: torch.promote_types(tensor.dtype, own) if tensor.is_floating_point() else tensor.dtype
+        for name, tensor in tensors.items()
+    }
+    like = {name: torch.empty_like(t, dtype=dtypes[name], device="meta") for name, t in tensors.items()}
+    return like, lambda name: adapters.merged_tensor(name, tensors[name].to(dtypes[name]), adapter, scale)
 
 
 def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -225,32 +243,24 @@ def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, opened.get_tensor(name)
 
 
-def _as_wide(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in `dtype` where their own is narrower."""
-    import torch
-
-    for name, tensor in tensors:
-        yield name, tensor.to(torch.promote_types(tensor.dtype, dtype)) if tensor.is_floating_point() else tensor
-
-
 def _plain_name(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
 
 
-def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> dict[str, torch.Tensor]:
+def _untie(tensors: Tensors, value_of: Callable[[str], torch.Tensor], config: dict[str, Any], actor: Path) -> Tensors:
     """Drop a tied head. Raises `DataError` if head and embeddings differ in the checkpoint."""
     import torch
 
     if not config.get("tie_word_embeddings") or HEAD not in tensors or EMBEDDINGS not in tensors:
         return tensors
-    if not torch.equal(tensors[HEAD], tensors[EMBEDDINGS]):
+    if not torch.equal(value_of(HEAD), value_of(EMBEDDINGS)):
         raise DataError(f"{actor}: config.json ties head and embeddings, but the checkpoint holds different ones")
     return {name: tensor for name, tensor in tensors.items() if name != HEAD}
 
 
-def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> None:
+def check_names(tensors: Tensors, config: dict[str, Any], actor: Path) -> None:
     """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
     import torch
 
@@ -276,7 +286,7 @@ def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor:
         raise DataError(f"{actor} does not fit its config.json ({len(missing) + len(wrong)} tensors): {first}")
 
 
-def with_dtype(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def with_dtype(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     """`config` with the data type of most weights, in which transformers will load them."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -286,8 +296,8 @@ def with_dtype(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict
     return {**config, key: max(sizes, key=lambda name: sizes[name])}
 
 
-def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
-    """Write `tensors` to `target`; the index, which makes it complete, is written last."""
+def write_model(tensors: Tensors, value_of: Callable[[str], torch.Tensor], target: Path) -> None:
+    """Write the values of `tensors` to `target`, file by file; the index, which makes it complete, is written last."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -296,8 +306,9 @@ def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
     when_room(temporary.mkdir, temporary)
     try:
         for name, members in plan.filename_to_tensors.items():
-            chosen = {key: tensors[key].contiguous().clone() for key in members}
+            chosen = {key: value_of(key).contiguous().clone() for key in members}
             when_room(partial(save_file, chosen, temporary / name, {"format": "pt"}), temporary / name)
+            del chosen
             sync_file(temporary / name)
         for name in plan.filename_to_tensors:
             (temporary / name).replace(target / name)

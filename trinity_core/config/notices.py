@@ -240,7 +240,10 @@ def _raft(config: Config) -> Iterator[Finding]:
 
 
 def _thinking(config: Config) -> Iterator[Finding]:
-    """`math_workflow` without a reward does as Trinity-RFT's; naming either silences the notice."""
+    """Without a reward function, `math_workflow` asks and scores as Trinity-RFT's does.
+
+    A file that names the reward function or writes `with_think` gets no notice.
+    """
     thinking = [
         key
         for key, taskset in training_tasksets(config)
@@ -252,7 +255,7 @@ def _thinking(config: Config) -> Iterator[Finding]:
     if config.mode not in ("both", "explore") or not thinking:
         return
     message = (
-        f"{', '.join(thinking)}: without a reward function, math_workflow does as Trinity-RFT's: unless the task has a "
+        f"{', '.join(thinking)}: without a reward function, math_workflow is Trinity-RFT's: unless the task has a "
         "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
         "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
     )

@@ -226,7 +226,10 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
 
 
 def _scored(taskset: TasksetConfig, workflow: str | None, reward: str | None) -> TasksetConfig:
-    """With workflow and reward function. A named `math_workflow` without one does as Trinity-RFT's: it thinks."""
+    """The task set with its workflow and reward function.
+
+    A `math_workflow` that is named without a reward function thinks, as Trinity-RFT's does.
+    """
     workflow, reward = taskset.default_workflow_type or workflow, taskset.default_reward_fn_type or reward
     args = taskset.workflow_args
     if workflow is None:

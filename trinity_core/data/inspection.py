@@ -274,13 +274,13 @@ def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
             )
     asked = [key for key in PROMPTS if any(isinstance(value, str) for value in _values(rows, key))]
     talks = [key for key in CONVERSATIONS if any(isinstance(row.get(key), list) for row in rows)]
-    for kind, key, data_set in (
+    for kind, key, prompt in (
         *(("messages", key, {"messages_key": key}) for key in talks),
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
         answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
-        keys = {"prompt_type": kind, **data_set, **more, **(answers if use != "preferences" else {})}
+        keys = {"prompt_type": kind, **prompt, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
 

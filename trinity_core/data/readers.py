@@ -200,7 +200,7 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
         raise DataError(
             f"{where} is no local path and cannot be had from the hub: {_first_line(error)}. Check the name and the "
             "network, or give the path of a local folder of jsonl or parquet files",
-            key=where,
+            key=name,
         ) from error
     yield from (without_absent(dict(row)) for row in loaded)
 

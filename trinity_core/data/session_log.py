@@ -40,13 +40,13 @@ def answer_digest(tokens: np.ndarray, start: int, logprobs: np.ndarray, versions
 def answers_in_loss(one: Experience) -> tuple[list[str], int]:
     """The digests of the answers that carry loss, and the number of tokens that carry loss outside of answers."""
     assert one.logprobs is not None and one.versions is not None
-    spans, left = [], one.action_mask.copy()
+    digests, left = [], one.action_mask.copy()
     for start, end in one.info.get(ANSWERS, ()):
         place = slice(start - one.prompt_length, end - one.prompt_length)
         if one.action_mask[place].any():
             left[place] = False
-            spans.append(answer_digest(one.tokens[:end], start, one.logprobs[place], one.versions[place]))
-    return spans, int(left.sum())
+            digests.append(answer_digest(one.tokens[:end], start, one.logprobs[place], one.versions[place]))
+    return digests, int(left.sum())
 
 
 class SessionLog:

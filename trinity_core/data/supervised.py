@@ -123,7 +123,8 @@ def rows_of_batch(size: int, experiences_per_row: int) -> int:
     """The rows of a batch of `size` experiences. Raises DataError if `size` splits a preference pair."""
     if size % experiences_per_row:
         raise DataError(
-            f"a batch of preference pairs needs an even size, not train_batch_size = {size}", key="train_batch_size"
+            f"a batch of preference pairs needs an even size, not train_batch_size = {size}",
+            key="buffer.train_batch_size",
         )
     return size // experiences_per_row
 

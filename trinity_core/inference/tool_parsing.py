@@ -129,7 +129,7 @@ def parsed(
 def _object(arguments: str) -> Any:
     """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
     try:
-        parsed = json.loads(arguments)
+        value = json.loads(arguments)
     except (json.JSONDecodeError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return value if isinstance(value, dict) else arguments

@@ -50,8 +50,9 @@ class OwnProcess:
                 log.warning("%s; it is started again, and given the step again", death)
                 continue
             except CallFailed as failure:
-                kind = TransientFault if "TransientFault" in failure.kinds else TrinityError
-                raise kind(str(failure)) from None
+                if "TransientFault" in failure.kinds:
+                    raise TransientFault(str(failure)) from None
+                raise TrinityError(str(failure), key=failure.key) from None
             for group in groups:
                 failed(FailedGroup(group["group"], group["operator"], TrinityError(group["error"])))
             return left, dropped

@@ -149,7 +149,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     ]
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     serving = asyncio.create_task(_serve(config, reading, pool, others))
-    rating = (engines.start() for engines in reward_models.values())
+    rating = (model.start() for model in reward_models.values())
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others), *rating, serving)
     read, api = reading.result(), serving.result()
     config = read.config

@@ -157,7 +157,7 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     from trinity_core.training.worker import TrainerActor
 
     kept = cluster.take("trainers", trainer_key(placement))
-    threads = None if placement.on_gpu else placement.trainer_threads
+    threads = placement.trainer_threads
     if kept and _are_ready(cluster, kept, lambda: renew(kept, config, threads, cluster.check)):
         return kept
     environment = trainer_environment(placement)
@@ -178,7 +178,7 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     ]
 
 
-def renew(workers: list[Any], config: Config, threads: int | None, check: Callable[[], None]) -> None:
+def renew(workers: list[Any], config: Config, threads: int, check: Callable[[], None]) -> None:
     """Turn running workers into those of another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
     results_of([worker.renew.remote(config, threads) for worker in workers], timed)

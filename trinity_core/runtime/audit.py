@@ -27,13 +27,14 @@ def audit_runs(
     `stores_of` says which stores are read. Nothing is changed. Raises `DataError` if there is none.
     """
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}")
+        raise DataError(f"there is no folder {folder}", key=str(folder))
     folder = folder.resolve()
     runs = stores_of(folder, config, overrides, url)
     if not runs:
         raise DataError(
             f"{folder} has no experience store: give the folder of a run that explores, "
-            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere"
+            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere",
+            key=str(folder),
         )
     return {name: _audit(folder.parent / name, url) for name, url in runs.items()}
 

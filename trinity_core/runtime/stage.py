@@ -135,8 +135,8 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     if request.model_path or not is_ready:
         require_ready(config)
     placement, origin = placement_of(config), {} if evaluates else made_from(config)
-    if request.is_base and not placement.on_gpu and (stage := placement_of(written)).engines:
-        placement = replace(placement, engine_threads=stage.engine_threads)  # so that the stage takes the engines over
+    if request.is_base and not placement.on_gpu and (training := placement_of(written)).engines:
+        placement = replace(placement, engine_threads=training.engine_threads)  # the stage takes the engines over
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written.mode else ()
@@ -231,7 +231,8 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
     if stage not in names:
         fault = f"{stage!r} is none of them" if stage else "name one"
         raise TrinityError(
-            f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them."
+            f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them.",
+            key="stage",
         )
     return stages(config)[names.index(stage)], config.job_dir
 

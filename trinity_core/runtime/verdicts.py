@@ -109,9 +109,9 @@ def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], enc
     for task, verdict in zip(shown, verdicts, strict=True):
         without: Mapping[str, float] = {"no verdict": DROPPED} if verdict.better.strip() else {}
         rewards = {"keep": KEPT, "drop": DROPPED} | dict(without)
-        for answer, verdict_ in zip(task.answers, verdict.answers, strict=True):
-            if verdict_ in rewards:
-                rows.append(replace(answer, reward=rewards[verdict_], token_rewards=None))
+        for answer, choice in zip(task.answers, verdict.answers, strict=True):
+            if choice in rewards:
+                rows.append(replace(answer, reward=rewards[choice], token_rewards=None))
         if verdict.better.strip():
             rows.append(_written(verdict.better.strip(), task.answers, encoder))
     return rows

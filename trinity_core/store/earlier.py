@@ -72,14 +72,14 @@ def read_answers(
         return read_supervised(config, encoder, kind, max_tokens)
     rejected: list[RejectedRow] = []
     groups: dict[str, list[EarlierRollout]] = defaultdict(list)
-    for answers in find_rollouts(config.path or "", config.subset_name):
-        if isinstance(answers, RejectedRow):
-            rejected.append(answers)
-        elif answers.experience.total_reward is not None:
-            if answers.experience.sampled.any():
-                groups[answers.experience.group].append(answers)
+    for rollout in find_rollouts(config.path or "", config.subset_name):
+        if isinstance(rollout, RejectedRow):
+            rejected.append(rollout)
+        elif rollout.experience.total_reward is not None:
+            if rollout.experience.sampled.any():
+                groups[rollout.experience.group].append(rollout)
             else:
-                rejected.append(RejectedRow(answers.location, "no token of the answer is known to be sampled"))
+                rejected.append(RejectedRow(rollout.location, "no token of the answer is known to be sampled"))
     _check_tokenizer(groups, encoder, config)
     rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []

@@ -293,7 +293,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
-        if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
+        if kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -342,16 +342,6 @@ class MlflowWriter(TracingWriter, RankingWriter):
         write_json(_note(job_dir), {**kept, "ends": self._ends}, mode=0o600)  # the address may have a password
         self._begun[job_dir] = kept["run_id"]
 
-    def _exists(self, run_id: str) -> bool:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._client.get_run(run_id).info.lifecycle_stage == "active"
-        except MlflowException as error:
-            if is_away(error):
-                raise
-            return False
-
 
 def keep_parent_open(job_dir: Path) -> None:
     """Keep the run of the pipeline in `job_dir` open until `close_parent`, beyond the end of its stages."""
@@ -384,11 +374,12 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
     try:
         client = open_client(uri, None, None, checkpoint_root_dir)
         for job_dir, note in kept.items():
-            client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+            if _exists(client, note["run_id"]):
+                client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
     except Exception as error:
-        if not is_away(error):
+        if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
             raise
-        log.warning("the descriptions of runs in MLflow keep their links, because its store is away: %s", error)
+        log.warning("the descriptions of runs in MLflow keep their links: %s", error)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
@@ -403,6 +394,18 @@ def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
         if not is_away(error):
             raise
         log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
+
+
+def _exists(client: MlflowClient, run_id: str) -> bool:
+    """True if the store has the run and nobody has deleted it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id).info.lifecycle_stage == "active"
+    except MlflowException as error:
+        if is_away(error):
+            raise
+        return False
 
 
 def _note(job_dir: Path) -> Path:

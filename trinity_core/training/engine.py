@@ -258,7 +258,8 @@ def beginning_on(device: torch.device, lm: nn.Module) -> Iterator[None]:
     A model without a list of its layers stays as and where it is.
     """
     names = {type(layer) for layer in decoder_layers(lm)}
-    stacks = [m for m in lm.modules() if isinstance(m, nn.ModuleList) and {type(layer) for layer in m} <= names]
+    lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    stacks = [layers for layers in lists if {type(layer) for layer in layers} <= names]
     others = [(stack, list(stack)[2:]) for stack in stacks]
     try:
         for stack, _ in others:

@@ -374,12 +374,12 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
     """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective.
 
-    Where the model is on the host, to be divided among GPUs, its kernel is tried on the GPU with its first layers.
+    Where the model is on the host, to be divided among GPUs, its first layers are tried on the GPU as well.
     """
     fast = find_fast_paths(lm) if ranks.first else None
     if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
         with beginning_on(ranks.device, lm):
-            fast = replace(fast, by_length=find_fast_paths(lm).by_length)
+            fast = find_fast_paths(lm)  # which sets the attention that fits there
     message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:

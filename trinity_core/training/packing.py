@@ -146,7 +146,7 @@ def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
     prompts, responses = tokens[: len(p)], tokens[len(p) :]
     keys = prompts + [part for i, row in zip(prompt_of, responses, strict=True) for part in (prompts[i], row)]
     key_lengths = np.concatenate([p, p[prompt_of] + r])
-    begins, key_begins = (np.concatenate([[0], ends_]).astype(np.int32) for ends_ in (ends, key_lengths.cumsum()))
+    begins, key_begins = (np.concatenate([[0], sums]).astype(np.int32) for sums in (ends, key_lengths.cumsum()))
     return Lengths(
         torch.from_numpy(begins), torch.from_numpy(key_begins), torch.from_numpy(np.concatenate(keys)),
         int(max(p.max(), r.max())), int(key_lengths.max()),

@@ -160,9 +160,9 @@ def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Ten
     if not isinstance(temperature, Tensor):
         return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, bias=head.bias)
     logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
-    for degree in temperature.unique().tolist():
-        rows = (temperature == degree).nonzero()[:, 0]
-        values = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], degree, bias=head.bias)
+    for shared in temperature.unique().tolist():
+        rows = (temperature == shared).nonzero()[:, 0]
+        values = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], shared, bias=head.bias)
         logprobs, entropy = (
             total.index_copy(0, rows, part.to(total.dtype))
             for total, part in zip((logprobs, entropy), values, strict=True)
@@ -254,7 +254,8 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
     if "longrope" in kinds and not long:
         raise TrinityError(
             f"the code of {config.model_type} chooses its 'longrope' frequencies anew for each micro-batch, so that "
-            "log-probs would depend on the micro-batch; set model.trust_remote_code to false to use transformers' code"
+            "log-probs would depend on the micro-batch; set model.trust_remote_code to false to use transformers' code",
+            key="model.trust_remote_code",
         )
     weight = next(lm.parameters())
     for module in long:

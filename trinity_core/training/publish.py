@@ -161,12 +161,12 @@ class Publisher:
                 self._publisher.publish_kept(version, check, tensors)
         self._write_latest()
 
-    def _to_publish(self, step: int, awaited: Collection[int]) -> list[int]:
-        """What `resume` must publish, on every rank; `found` are the versions in the checkpoint."""
+    def _to_publish(self, step: int, kept: Collection[int]) -> list[int]:
+        """What `resume` must publish, on every rank; `kept` are the versions in the checkpoint."""
         wanted: list[int] = []
         if self.learner.ranks.first:
             there = self.versions.there_at_start()
-            needed = self._schedule.resumed_versions(step, self._oldest_needed(step), {*there, *awaited})
+            needed = self._schedule.resumed_versions(step, self._oldest_needed(step), {*there, *kept})
             wanted = [version for version in needed if version == step or version not in there]
         message = json.dumps(wanted).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(message, self.learner.ranks)))

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class TrainerWorker:
     """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any.
 
-    `threads`: those of torch in one process on the CPU; None: as many as it takes by itself.
+    `threads`: of torch on the CPU, in this process; None: as many as torch takes by itself.
     """
 
     def __init__(self, config: Config, rank: int = 0, world_size: int = 1, threads: int | None = None) -> None:
@@ -84,7 +84,7 @@ class TrainerWorker:
             return self._trainer.summary()
 
     def _set_threads(self) -> None:
-        """Each thread of the actor has a number of its own."""
+        """In this thread of the actor: torch keeps the number for each thread that computes."""
         if self.threads:
             import torch
 

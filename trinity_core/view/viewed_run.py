@@ -136,14 +136,15 @@ def viewed_runs(
 ) -> dict[str, ViewedRun]:
     """The run in `folder`, or the stages of the pipeline in it, by name. Raises DataError if nothing is to be shown."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}")
+        raise DataError(f"there is no folder {folder}", key=str(folder))
     folder = folder.resolve()
     stores = stores_of(folder, config, overrides, url)
     sampled = {run.name for run in [folder, *runs_in(folder)] if rollouts_dir(run).is_dir()}
     if not stores and not sampled:
         raise DataError(
             f"{folder} has neither an experience store nor sampled rollouts: give the folder of a run, "
-            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere"
+            "<checkpoint_root_dir>/<project>/<name>, and --config or --store if its store is elsewhere",
+            key=str(folder),
         )
     settings = (
         {} if config is None else {stage.name: to_dict(stage) for stage in stages(load_checked(config, overrides))}

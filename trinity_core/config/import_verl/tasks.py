@@ -15,8 +15,8 @@ _UNBOUNDED = 99
 
 def files(draft: Draft, key: str, default: str) -> list[str]:
     """Paths of `data.train_files` or `data.val_files`: one, or a list; an empty list is none given."""
-    files = draft.get(key) or default
-    return [str(file) for file in (files if isinstance(files, list) else [files])]
+    paths = draft.get(key) or default
+    return [str(path) for path in (paths if isinstance(paths, list) else [paths])]
 
 
 def data_set_names(paths: list[str], suffix: str = "") -> list[str]:

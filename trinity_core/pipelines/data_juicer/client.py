@@ -120,7 +120,7 @@ def _contents(path: str) -> dict[str, Any]:
     try:
         configuration = source.read(expanded(path), None).valid_tree()
     except ConfigError as error:
-        raise InputError(f"the Data-Juicer configuration cannot be used: {error.problems[0]}") from None
+        raise InputError(f"the Data-Juicer configuration cannot be used: {error.problems[0]}", key=error.key) from None
     if not configuration:
         raise InputError(f"the Data-Juicer configuration {path} has no keys", key=str(path))
     if unread := [key for key in configuration if key not in READ]:

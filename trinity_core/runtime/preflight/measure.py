@@ -116,7 +116,7 @@ def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callab
     raise TrinityError(
         f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} steps. "
         "Measure it with a smaller batch_size or max_response_tokens, given as key=value.",
-        key="batch_size",
+        key="buffer.batch_size",
     )
 
 

@@ -8,7 +8,7 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 | 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
 | 1 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wB and 8P/N |
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
-| 3 | wP/N, and wL gathered | 4P/N, none if w is 4 | 8P/N | 4B | 4P/N, on a CPU 4B |
+| 3 | wP/N, and wL gathered | 4P/N; none if w is 4, without offload | 8P/N | 4B | 4P/N, on a CPU 4B |
 
 B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than it, as the output
 embedding often is, is reduced whole: 4 + w bytes a parameter in place of 4B. L is the weights that may be gathered at a
@@ -259,7 +259,7 @@ class TrainedModel:
 
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
-        in_place = self.stage == 0 or (self.stage == 3 and self.width == FLOAT)
+        in_place = self.stage == 0 or (self.stage == 3 and self.width == FLOAT and not self.holds_weights_on_host)
         state_bytes = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         why = f"{self.part:,} parameters × {state_bytes} bytes (ZeRO {self.stage}, {workers})"
@@ -298,7 +298,7 @@ class TrainedModel:
         if self.stage == 3:
             updated = self.part if self.on_gpu else min(self.part, AT_ONCE_ON_CPU + self.shape.embedding)
             taken = FLOAT * updated * (not self.is_offloaded)
-            return Need(f"{self.name} gradients", taken, "this worker's that are updated at a time, in one tensor")
+            return Need(f"{self.name} gradients", taken, "of the parameters that are updated at a time")
         copies = 1 if self.is_offloaded else 2
         taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.trained
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")

@@ -67,10 +67,8 @@ class Trial:
             return cls(with_columns(EnvArguments.model_validate(workflow_args), row), task)
         except ValidationError as error:
             name = workflow_args["environment"]
-            key = ".".join(map(str, error.errors()[0]["loc"]))
-            raise InputError(
-                f"environment '{name}': {faults_text(error.errors())}", key=f"workflow_args.{key}"
-            ) from None
+            key = ".".join(map(str, ("workflow_args", *error.errors()[0]["loc"])))
+            raise InputError(f"environment '{name}': {faults_text(error.errors())}", key=key) from None
 
     def play(self, actions: Iterable[str], show: Callable[[str], object]) -> None:
         """Reset, then take actions until they or the episode end, and show what the environment says.

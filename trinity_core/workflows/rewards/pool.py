@@ -229,7 +229,7 @@ def _reward(name: str, **fields: Any) -> Reward:
     try:
         return Reward(**fields)
     except TrinityError as fault:
-        raise RewardError(f"the reward function '{name}': {fault}") from fault
+        raise RewardError(f"the reward function '{name}': {fault}", key=fault.key) from fault
 
 
 def _fill(rewards: list[Reward | None], indices: list[int], scored: list[Reward]) -> None:

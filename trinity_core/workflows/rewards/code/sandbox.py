@@ -1,7 +1,7 @@
 """Running model-written programs: in namespaces of their own where the system permits it, under limits everywhere.
 
 Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
-and read files, which that process logs once.
+and read files, which the process that runs it logs once.
 """
 
 from __future__ import annotations
