@@ -226,10 +226,12 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
     with st.container(horizontal=True):
         if st.button("Check model and data", disabled=text == draft.text and not refused, icon=":material/fact_check:"):
             run_and_show("Opening what the configuration names …", lambda: _look(draft, settings))
-        if st.button("Measure time", help="Runs a few steps of each stage in a folder that is removed again"):
+        steps = "Runs a few steps of each stage in a folder that is removed again"
+        if st.button("Measure time", help=steps, disabled=bool(checked.unplaced)):
             run_and_show("Measuring a few steps; this takes a minute or more …", lambda: _measure(draft, settings))
     with st.container(border=True):
-        st.html(hanging(checked.plan.replace(f"{settings.root}/", "")))
+        plan = checked.plan.replace(f"{settings.root}/", "").replace("`trinity plan --measure`", "Measure time")
+        st.html(hanging(plan))
 
 
 def _look(draft: ConfigDraft, settings: StudioSettings) -> None:

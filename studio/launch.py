@@ -12,7 +12,7 @@ from typing import Any
 
 from studio.access import TOKEN_VARIABLE
 from studio.settings import StudioSettings
-from trinity_core.children import start_detached
+from trinity_core.children import Child, start_detached
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.run_record import read_record
 from trinity_core.waits import poll
@@ -79,11 +79,18 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
 
 
 def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
-    """A command of `trinity`, to its end. Raises subprocess.TimeoutExpired."""
-    return subprocess.run(
-        [*TRINITY, *arguments], cwd=settings.root, env=_environment(settings), capture_output=True, text=True,
-        timeout=seconds,
+    """A command of `trinity`, to its end. One that takes longer is killed with all that it started: TrinityError."""
+    child = Child(
+        [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    try:
+        out, err = child.process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        late = f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed"
+        raise TrinityError(late) from None
+    return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:

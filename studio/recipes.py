@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from studio.config_draft import moved, value_at
@@ -16,6 +17,7 @@ HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
 """A value that a variable may replace."""
 COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
+PARAGRAPH_END = re.compile(r"#(?:  |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Recipe:
     file: Path
     text: str
     about: str
-    """Its leading comment."""
+    """The first paragraph of its leading comment; commands and tables, which are indented, come after it."""
     needs: str
     """Algorithm, model, data and GPUs."""
 
@@ -50,7 +52,9 @@ def recipes() -> list[Recipe]:
 def _recipe(file: Path) -> Recipe:
     text = HEADER.sub("", file.read_text(encoding="utf-8"))
     comment = COMMENT.match(text)
-    about = " ".join(line.lstrip("# ") for line in (comment[1] if comment else "").splitlines())
+    lines = (comment[1] if comment else "").splitlines()
+    paragraph = takewhile(lambda line: not PARAGRAPH_END.match(line), lines)
+    about = " ".join(line.lstrip("# ") for line in paragraph)
     return Recipe(file, text, about, " · ".join(_needs(text, file.name)))
 
 
@@ -61,4 +65,4 @@ def _needs(text: str, name: str) -> Iterator[str]:
     if model := value_at(tree, "model.model_path"):
         yield "model " + FALLBACK.sub(r"\1", model)
     gpus = value_at(tree, "cluster.gpu_per_node")
-    yield f"{gpus} GPUs" if gpus else "no GPU"
+    yield f"{gpus} GPU{'s' if gpus != 1 else ''}" if gpus else "no GPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from subprocess import CompletedProcess, TimeoutExpired
+from subprocess import CompletedProcess
 from tempfile import NamedTemporaryFile
 
 import streamlit as st
@@ -24,7 +24,7 @@ KNOWN_SECONDS = 30
 """For which the deployments of a flow are taken to be those that Prefect has told."""
 
 
-START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TimeoutExpired, TrinityError)
+START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 """What a start, a check or a measurement may raise."""
 VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 

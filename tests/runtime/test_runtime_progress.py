@@ -63,5 +63,5 @@ def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
     report.report(done=True)
     assert shown == [
         ("no step yet; waits for version 0 of the trainer", 0.0),
-        ("step 1 of 4: reward/mean 0.5", 100.0),
+        ("step 1 of 4: reward/mean 0.5", 25.0),
     ]

@@ -157,6 +157,8 @@ def test_recipes_say_what_they_need() -> None:
     assert by_title["quickstart"].needs.endswith("no GPU") and by_title["gsm8k"].needs.endswith("2 GPUs")
     assert {"sft", "gsm8k/sft"} < {*by_title} and len(by_title) == len(recipes()), "each has a name of its own"
     assert not [title for title, recipe in by_title.items() if "$schema" in recipe.text or not recipe.needs]
+    untold = [title for title, recipe in by_title.items() if not recipe.about.endswith(".") or "\\" in recipe.about]
+    assert untold == [], "each begins with a paragraph about it; commands come after that"
 
 
 def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from browser import Page, button, opened
 from studio_served import Served
 
+from trinity_core.config import config_from_text
+from trinity_core.runtime.preflight.pace_cache import Pace, cache_file, keep
+
 TEXT = "name: mine  # a name\nalgorithm:\n  algorithm_type: grpo\n  repeat_times: 8  # rollouts of a task\n"
 RUNS = """\
 name: mine
@@ -212,9 +215,35 @@ def test_green_needs_a_look_at_model_data_and_machine(studio: Served, tmp_path: 
         await page.until(f"!({button('Check model and data')}).disabled", "what was missing may be there the next time")
         await page.fill("document.querySelector('input[aria-label^=gpu_per_node]')", "64")
         await page.until(f"{alerts}.includes('Not on this machine') && {IDLE}")
+        await page.until(f"({button('Measure time')}).disabled")
         assert not await page.value(green)
 
     use(studio, tmp_path, "nowhere.yaml", act)
+
+
+def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> None:
+    """The command gets what the form shows, and the plan is made anew: a pace is kept before it is asked for."""
+    file, plugins = studio.root / "measured.yaml", studio.root / "measuring"
+    file.write_text(RUNS + "plugin_dir: measuring\n")
+    plugins.mkdir()
+    (plugins / "tells.py").write_text(
+        "import pathlib, sys\npathlib.Path(__file__).with_name('told').write_text(' '.join(sys.argv))\n"
+    )
+    config = config_from_text(file.read_text().replace("response_tokens: 16", "response_tokens: 24"), name=str(file))
+
+    async def act(page: Page) -> None:
+        await page.fill("document.querySelector('input[aria-label^=max_response_tokens]')", "24")
+        await page.until(f"{TEXT_AREA}?.value.includes('response_tokens: 24') && {has('Measure time runs')}")
+        keep(config, Pace(step=7.0, start=5.0, measured="now"))
+        await page.click(button("Measure time"))
+        await page.until(f"{has('7 s a step')} && {IDLE}", "the plan has the time", 90)
+
+    try:
+        use(studio, tmp_path, file.name, act)
+    finally:
+        cache_file(config).unlink(missing_ok=True)
+    assert "plan --measure" in (plugins / "told").read_text()
+    assert "response_tokens: 16" in file.read_text()
 
 
 def test_a_new_file_begins_from_a_recipe(studio: Served, tmp_path: Path) -> None:

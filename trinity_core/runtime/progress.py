@@ -51,12 +51,14 @@ class ProgressReport:
             self._due = time.monotonic() + pause_after(time.monotonic() - began)
 
     def report(self, done: bool = False) -> None:
-        """Report now, if there are steps that have not been reported; or `done`, the last time."""
+        """Report now, if there are steps that have not been reported; or `done`, the last time, stopped or not."""
         lines = self._lines()
         if not lines or (lines[-1].step == self._step and not done):
             return
         self._step = lines[-1].step
-        self.show(progress_text(lines, self.total_steps), 100.0 if done else self._percent(lines))
+        self.show(
+            progress_text(lines, self.total_steps), 100.0 if done and self.total_steps is None else self._percent(lines)
+        )
 
     def show(self, text: str, percent: float) -> None:
         """Show one report, with all that belongs to it."""
