@@ -301,7 +301,9 @@ def test_parts_beside_each_other_recover_alone(
     assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "patient"}
     assert attempts(tmp_path / "tests/beside") == [0, 2, 4]
     runs = subflows(state)
-    assert [(run.state_type.value, run.run_count) for run in runs] == [("COMPLETED", 2)] * 2
+    assert {run.state_type.value for run in runs} == {"COMPLETED"}
+    # An explorer that had ended before it heard that the trainer had gone back explores again, as a run of one attempt.
+    assert [run.run_count for run in runs if run.run_count > 1] == [2, 2] and len(runs) <= 3
     assert {run.parameters["config"] for run in runs} == {*files}, "by which Studio evaluates a part"
     assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
     # Whichever is seen first: Ray's end, or that of an actor that went with it.

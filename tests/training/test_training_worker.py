@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from threading import Thread
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -143,15 +144,18 @@ def test_renewed_worker_trains_like_a_new_one(rollouts):
     for config in (before, fresh, renewed):
         _put(config, range(1, 5))
     threads = torch.get_num_threads()
-    worker = TrainerWorker(fresh, threads=1)
-    worker.start()
-    worker.run(train)
-    worker = TrainerWorker(before, threads=2)
-    worker.start()
-    worker.run(train)
-    worker.renew(renewed, threads=1)
-    assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
-    assert worker.run(train)["ended"] == "finished" and torch.get_num_threads() == 1
+    # Watched, not looked up afterwards: where a test before this one has started vLLM, torch keeps the threads it has.
+    with mock.patch("torch.set_num_threads", wraps=torch.set_num_threads) as set_threads:
+        worker = TrainerWorker(fresh, threads=1)
+        worker.start()
+        worker.run(train)
+        worker = TrainerWorker(before, threads=2)
+        worker.start()
+        worker.run(train)
+        worker.renew(renewed, threads=1)
+        assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
+        assert worker.run(train)["ended"] == "finished"
+        assert [call.args[0] for call in set_threads.call_args_list] == [1, 1, 2, 2, 1, 1], "at each start and run"
     torch.set_num_threads(threads)
     assert _losses(renewed) == _losses(fresh)
     _assert_same_checkpoints(renewed, fresh)
