@@ -151,8 +151,10 @@ def moved(text: str, source: Path, target: Path) -> str:
     if source == target or not isinstance(folder, str) or expanded(folder).is_dir() or not (source / folder).is_dir():
         return text
     beside = (source / folder).resolve()
-    is_near = beside.is_relative_to(Path.cwd())
-    return changed(text, "plugin_dir", os.path.relpath(beside, target.resolve()) if is_near else str(beside))
+    relative = os.path.relpath(beside, target.resolve())
+    # A relative path is looked for below the present folder first.
+    is_near = beside.is_relative_to(Path.cwd()) and not expanded(relative).is_dir()
+    return changed(text, "plugin_dir", relative if is_near else str(beside))
 
 
 def yaml_files(root: Path) -> list[Path]:

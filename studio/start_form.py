@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 import streamlit as st
 
 from studio.checked_draft import CheckedDraft
-from studio.config_draft import ConfigDraft
+from studio.config_draft import ConfigDraft, moved
 from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
@@ -91,11 +91,11 @@ def with_file(
 ) -> CompletedProcess[str]:
     """A command of `trinity` with a draft, in a process: modules of its `plugin_dir` are loaded there.
 
-    The text is in a hidden file beside the draft's meanwhile, as a `plugin_dir` may be relative to that.
+    The text is in a file of Studio's own folder meanwhile; a `plugin_dir` beside the draft is found from there.
     """
-    folder = draft.file.parent if draft.file.parent.is_dir() else settings.root
-    with NamedTemporaryFile("w", prefix=".", suffix=".yaml", dir=folder, encoding="utf-8") as file:
-        file.write(draft.text)
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:
+        file.write(moved(draft.text, draft.file.parent, settings.state))
         file.flush()
         return trinity([*command, "--config", file.name], settings, seconds)
 

@@ -162,7 +162,10 @@ def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> No
 def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     (folder / "configs/games").mkdir(parents=True)
     (folder / "configs/games/wins.py").write_text(
+        "from pathlib import Path\n"
         "from trinity_core.workflows import REWARD_FNS\n"
+        "games = Path(__file__).parent\n"
+        "(games / 'beside').write_text(' '.join(path.name for path in games.parent.iterdir()))\n"
         "@REWARD_FNS.register('wins')\n"
         "def wins(*, prompt, response, truth, task): return 1.0\n"
     )
@@ -170,7 +173,8 @@ def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     text = TEXT.replace("buffer:", "plugin_dir: games\nbuffer:\n  default_reward_fn_type: wins")
     lines = refusals(ConfigDraft(file, text), studio_settings([]))
     assert [line.partition(":")[0] for line in lines] == ["model.model_path", "buffer.explorer_input.taskset.path"]
-    assert [path.name for path in file.parent.iterdir()] == ["games"], "the file that was checked is gone"
+    assert (folder / "configs/games/beside").read_text() == "games", "nothing is written beside the user's file"
+    assert not [*(folder / ".trinity/studio").iterdir()], "the file that was checked is gone"
 
 
 def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
