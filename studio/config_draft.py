@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from studio.commented_yaml import changed
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
 from trinity_core.config import ConfigError
 from trinity_core.config.source import parse
 from trinity_core.files import expanded, read_json, write_atomically, write_json
@@ -21,6 +25,8 @@ MOST_NAMED = 10
 """Keys that a question names."""
 UNLISTED = ("prefect.yaml", "checkpoints", "runs", "node_modules")
 """Files that are no configurations, and folders that hold none."""
+INDENTED_LIST = re.compile(r"^( *)[^\s#-][^\n]*:[^\n]*\n\1  - ", re.MULTILINE)
+"""Entries of a list that stand further in than its key."""
 
 
 @dataclass(slots=True)
@@ -57,7 +63,7 @@ class ConfigDraft:
         return value_at(self.tree(), key)
 
     def change(self, key: str, value: Any) -> None:
-        """Write `value` at a dotted key; None takes the key away. Raises as `commented_yaml.changed`."""
+        """Write `value` at a dotted key; None takes the key away. Raises as `changed`."""
         self.text = changed(self.text, key, value)
 
     def keep(self) -> None:
@@ -140,6 +146,49 @@ def value_at(tree: Any, key: str) -> Any:
         else:
             value = value[int(name)] if isinstance(value, list) and name.isdigit() and int(name) < len(value) else None
     return value
+
+
+def changed(text: str, key: str, value: Any) -> str:
+    """YAML text with `value` at a dotted key; None takes the key away. Sections that are not there are made.
+
+    Comments, order and quotes of all else stay. A number in the key is a place in a list, at most one after the last.
+    Raises ruamel.yaml.error.YAMLError if the text is no YAML, ValueError if a section on the way holds no keys.
+    """
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 20
+    if INDENTED_LIST.search(text):
+        yaml.indent(mapping=2, sequence=4, offset=2)
+    tree = yaml.load(text)
+    tree = CommentedMap() if tree is None else tree
+    *path, name = key.split(".")
+    section = tree
+    for part, following in zip(path, key.split(".")[1:], strict=True):
+        node = _child(section, part)
+        if node is None:
+            if value is None:
+                return text
+            node = CommentedSeq() if following.isdigit() else CommentedMap()
+            if isinstance(section, CommentedSeq):
+                section.append(node)
+            else:
+                section[part] = node
+        if not isinstance(node, CommentedSeq if following.isdigit() else CommentedMap):
+            raise ValueError(f"{key}: '{part}' holds no keys in this file.")
+        section = node
+    if value is None:
+        section.pop(name, None)
+    else:
+        section[name] = value
+    out = StringIO()
+    yaml.dump(tree, out)
+    return out.getvalue()
+
+
+def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
+    if isinstance(section, CommentedMap):
+        return section.get(part)
+    return section[int(part)] if int(part) < len(section) else None
 
 
 def moved(text: str, source: Path, target: Path) -> str:

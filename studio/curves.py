@@ -89,7 +89,8 @@ def chart(
         axis=axis,
         scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
     )
-    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1) if len(curves) > 1 else None
+    drawn = [run for run, own in curves.items() if metric in own]
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, values=drawn) if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, also in those of metrics that another run lacks.
     colour = alt.Color("run:N", scale=alt.Scale(domain=list(curves)), legend=legend)
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)

@@ -16,8 +16,7 @@ import yaml
 from studio.access import TOKEN_VARIABLE
 from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
-from studio.lineage import Ancestor, ancestors, checkpoints_of
-from studio.runs import Run
+from studio.runs import Ancestor, Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, plain, score_text, when
 from tasks.retries import api_faults

@@ -1,4 +1,4 @@
-"""All runs: the folders below the checkpoints, with their flow runs in Prefect."""
+"""All runs: the folders below the checkpoints, with their flow runs in Prefect; their checkpoints and ancestors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from studio.config_draft import value_at
 from studio.curves import Curves, curves_of
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
-from trinity_core.checkpoints.resume import read_meta
+from trinity_core.checkpoints.resume import read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.public import MASK
 from trinity_core.files import read_json
@@ -136,6 +136,30 @@ class Run:
         return max((until - self.began).total_seconds(), 0.0) if self.began and until else None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """A checkpoint of a run."""
+
+    step: int
+    folder: Path
+    score: float | None
+    """The mean accuracy (or reward) of its latest evaluation."""
+    is_converted: bool
+    """There is a Hugging Face folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A model in the chain: a run's checkpoint, or the one that everything began with."""
+
+    model: str
+    """Its folder or hub name."""
+    run: str = ""
+    """`project/name` of the run that made it; empty for the first one."""
+    step: int = 0
+    score: float | None = None
+
+
 def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[Run]:
     """All runs, the newest first, each followed by its stages."""
     folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
@@ -159,6 +183,31 @@ def read_files(folder: Path) -> RunFiles:
     files = _read_files(folder, tuple(_changed_at(path) for path in paths))
     record = read_record(folder)
     return files if record is None else replace(files, state=record.present_state)
+
+
+def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
+    """The whole checkpoints of a run, by step."""
+    layout, scores = JobLayout(job_dir), latest_scores(job_dir)
+    return [
+        CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
+        for step in whole_steps(layout)
+    ]
+
+
+def ancestors(job_dir: Path) -> list[Ancestor]:
+    """The models that a run's checkpoints came from, the first one first; empty if that was not noted."""
+    model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
+    chain: list[Ancestor] = []
+    seen: set[Path] = set()
+    while isinstance(model, str):
+        run, step = _made_by(model)
+        if run is None or run in seen:
+            chain.append(Ancestor(model))
+            break
+        seen.add(run)
+        chain.append(Ancestor(model, f"{run.parent.name}/{run.name}", step, latest_scores(run).get(step)))
+        model = read_meta(JobLayout(run).trainer_meta).get("model")
+    return chain[::-1]
 
 
 @lru_cache(maxsize=512)
@@ -204,8 +253,14 @@ def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
 
 def _short_model(model: str) -> str:
     """A hub name, the last two names of a folder's path, or the run and step of a checkpoint."""
-    made_in = next((folder for folder in Path(model).parents if step_of(folder) is not None), None)
-    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else "/".join(Path(model).parts[-2:])
+    run, step = _made_by(model)
+    return f"{run.name} step {step}" if run else "/".join(Path(model).parts[-2:])
+
+
+def _made_by(model: str) -> tuple[Path | None, int]:
+    """The folder of the run that a model is a checkpoint of, and its step; None for any other model."""
+    steps = ((folder, step_of(folder)) for folder in Path(model).parents)
+    return next(((folder.parent, step) for folder, step in steps if step is not None), (None, 0))
 
 
 def _is_run(path: Path) -> bool:

@@ -6,6 +6,7 @@ from datetime import datetime
 from html import escape as plain
 from typing import Literal
 
+from trinity_core.runtime.preflight import stage_plan
 from trinity_core.tracking.run_record import RunState
 
 __all__ = ["COLOURS", "duration", "escaped", "plain", "score_text", "when"]
@@ -32,14 +33,8 @@ def when(time: datetime | None, now: datetime) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`51 s`, `1 min 05 s`, or hours and minutes."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    """`51 s`, `1 min 05 s`, `2 h 10 min`; a dash for None."""
+    return "–" if seconds is None else stage_plan.duration(seconds)
 
 
 def score_text(score: float | None, interval: tuple[float, float] | None) -> str:

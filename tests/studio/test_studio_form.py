@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from studio.checked_draft import by_field, by_section, checked
-from studio.commented_yaml import changed
-from studio.config_draft import ConfigDraft, value_at, yaml_files
+from studio.config_draft import ConfigDraft, changed, value_at, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
 from studio.recipes import recipes
 from trinity_core.config import config_from_text

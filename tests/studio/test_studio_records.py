@@ -40,7 +40,9 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1
     assert rows_of(curves, "nothing") == []
     spec = chart(curves, "actor/final_loss", 0.0, "step", False).to_dict()
-    assert spec["layer"][-1]["encoding"]["color"]["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
+    colour = spec["layer"][-1]["encoding"]["color"]
+    assert colour["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
+    assert colour["legend"]["values"] == ["a"], "the other run has no such metric"
 
 
 def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:

@@ -67,12 +67,16 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
     describe_runs(root)
     described = client.get_run(writer.run_id).data.tags[DESCRIPTION]  # type: ignore[attr-defined]
     assert "http://127.0.0.1:4221/runs?run=p%2Fone" in described, "`trinity up` has another address now"
+    experiment = client.get_experiment_by_name("p")
+    assert "http://127.0.0.1:4221/runs" in experiment.tags[DESCRIPTION]
+    client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, "sums, first try")
     inputs = {source.dataset.name: source for source in run.inputs.dataset_inputs}
     assert inputs["gsm8k"].dataset.digest == "openai/gsm8k" and inputs["gsm8k"].tags[0].value == "evaluation"
     first = inputs["sums"].dataset.digest
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
     (data / "train.jsonl").write_text('{"question": "2+2?"}\n')
     other = open_writer("mlflow", RunInfo("p", "two", root / "p/two", config), root)
+    assert client.get_experiment_by_name("p").tags[DESCRIPTION] == "sums, first try", "a person's words stay"
     [changed] = [
         source.dataset.digest
         for source in client.get_run(other.run_id).inputs.dataset_inputs  # type: ignore[attr-defined]

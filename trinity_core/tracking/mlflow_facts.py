@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
-from trinity_core.page_notes import studio_links
+from trinity_core.page_notes import read_page_note, studio_links
 from trinity_core.tracking.scores import data_digest
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
 DESCRIPTION = "mlflow.note.content"
-"""The tag that MLflow shows as a run's description."""
+"""The tag that MLflow shows as the description of a run or of an experiment."""
+EXPERIMENT = "Runs of the project"
+"""How our description of an experiment begins."""
 MOST_BYTES = 1 << 30
 """Of files that are read for a fingerprint."""
 LONGEST_DIGEST = 36
@@ -28,6 +30,15 @@ def description(job_dir: Path) -> str:
     """Markdown: the run's page, rollouts and logs, as links to Studio while `trinity up` serves it, or as commands."""
     logs = f"Logs: `trinity log --checkpoint-dir {shlex.quote(str(job_dir))}`"
     return " · ".join([*studio_links(job_dir.parent.parent, f"{job_dir.parent.name}/{job_dir.name}"), logs])
+
+
+def experiment_description(project_dir: Path, described: str = "") -> str:
+    """Markdown: what the experiment of a project holds, and where its runs are shown; `described` if a person wrote it."""
+    if described and not described.startswith(EXPERIMENT):
+        return described
+    studio = read_page_note(project_dir.parent, "studio").get("url")
+    runs = f"[All runs in Studio]({studio}/runs)" if studio else "All runs in Studio: `trinity up`"
+    return f"{EXPERIMENT} `{project_dir.name}`, in `{project_dir}` · {runs}"
 
 
 def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:

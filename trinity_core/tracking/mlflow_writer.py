@@ -29,7 +29,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, write_json
 from trinity_core.page_notes import mlflow_address
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
+from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description, experiment_description
 from trinity_core.tracking.writers import (
     MONITORS,
     RankingWriter,
@@ -44,6 +44,7 @@ from trinity_core.tracking.writers import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -266,10 +267,12 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if experiment is not None:
             if experiment.tags.get(KIND, "inferred").endswith("inferred"):
                 self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+            _describe(self._client, experiment, self._info.job_dir.parent)
             return experiment.experiment_id
         local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
+        tags = {KIND: TRAINING, DESCRIPTION: experiment_description(self._info.job_dir.parent)}
         try:
-            return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
+            return self._client.create_experiment(self._info.project, local, tags)
         except MlflowException as error:  # another run of the project created it first
             experiment = self._client.get_experiment_by_name(self._info.project)
             if experiment is None:
@@ -365,7 +368,8 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Give the descriptions of all runs in the store beside the checkpoints the addresses of `trinity up`."""
+    """Give the descriptions in the store beside the checkpoints, of runs and experiments, the addresses of
+    `trinity up`."""
     uri = default_uri(checkpoint_root_dir)
     kept = {note.parent.parent: read_note(note) for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
     kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
@@ -376,10 +380,17 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
         for job_dir, note in kept.items():
             if _exists(client, note["run_id"]):
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
+        for number, project_dir in {note["experiment_id"]: job_dir.parent for job_dir, note in kept.items()}.items():
+            _describe(client, client.get_experiment(number), project_dir)
     except Exception as error:
         if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
             raise
         log.warning("the descriptions of runs in MLflow keep their links: %s", error)
+
+
+def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -> None:
+    described = experiment_description(project_dir, experiment.tags.get(DESCRIPTION, ""))
+    client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, described)
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
