@@ -24,6 +24,8 @@ class CheckedDraft:
     """The flow that runs it."""
     unplaced: str = ""
     """Why this machine cannot run it; empty if it can."""
+    measurable: bool = False
+    """True if this machine can measure a time that the plan lacks."""
 
 
 def checked(text: str, file: Path | None = None) -> CheckedDraft:
@@ -34,7 +36,8 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
         return CheckedDraft(error.problems)
     plans = plans_with_pace(config)
     unplaced = " ".join(dict.fromkeys(plan.unplaced for plan in plans if plan.unplaced))
-    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced)
+    measurable = not unplaced and any(plan.pace is None and not plan.immeasurable for plan in plans)
+    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced, measurable)
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:

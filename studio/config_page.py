@@ -128,7 +128,10 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
     """The fields that a search or a chosen section leaves."""
     words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
-        return matching(fields, words)
+        found = matching(fields, words)
+        if not found:
+            st.caption("No setting has all of these words in its key or its description.")
+        return found
     sections = in_sections(fields)
     chosen = st.pills(
         "Section",
@@ -224,11 +227,15 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
     else:
         st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
     with st.container(horizontal=True):
-        if st.button("Check model and data", disabled=text == draft.text and not refused, icon=":material/fact_check:"):
-            run_and_show("Opening what the configuration names …", lambda: _look(draft, settings))
-        steps = "Runs a few steps of each stage in a folder that is removed again"
-        if st.button("Measure time", help=steps, disabled=bool(checked.unplaced)):
-            run_and_show("Measuring a few steps; this takes a minute or more …", lambda: _measure(draft, settings))
+        look = st.button(
+            "Check model and data", disabled=text == draft.text and not refused, icon=":material/fact_check:"
+        )
+        steps = "Runs a few steps of each stage whose time is not known, in a folder that is removed again"
+        measures = st.button("Measure time", help=steps, disabled=not checked.measurable)
+    if look:
+        run_and_show("Opening what the configuration names …", lambda _: _look(draft, settings))
+    if measures:
+        run_and_show("Measuring; a stage takes a minute or more …", lambda say: _measure(draft, settings, say))
     with st.container(border=True):
         plan = checked.plan.replace(f"{settings.root}/", "").replace("`trinity plan --measure`", "Measure time")
         st.html(hanging(plan))
@@ -239,16 +246,16 @@ def _look(draft: ConfigDraft, settings: StudioSettings) -> None:
     del st.session_state["checked"]  # what is on the disk may be another now
 
 
-def _measure(draft: ConfigDraft, settings: StudioSettings) -> None:
-    measure(draft, settings)
+def _measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> None:
+    measure(draft, settings, say)
     del st.session_state["checked"]
 
 
-def run_and_show(doing: str, action: Callable[[], None]) -> None:
-    """Do what takes a while, and draw the page anew; what goes wrong is shown."""
+def run_and_show(doing: str, action: Callable[[Callable[[str], object]], None]) -> None:
+    """Do what takes a while, with its time and what it says, and draw the page anew; what goes wrong is shown."""
     try:
-        with st.spinner(doing):
-            action()
+        with st.spinner(doing, show_time=True):
+            action(st.empty().text)
     except START_FAULTS as error:
         st.error(str(error))
         return
@@ -268,7 +275,7 @@ def edit_text(draft: ConfigDraft) -> None:
         draft.text = st.session_state[key]
         st.session_state["shown text"] = (draft.text, number)
 
-    coloured, edited = st.tabs(["YAML", "Edit as text"])
+    coloured, edited = st.tabs(["YAML", "Edit as text"], key="text tabs")
     with coloured:
         st.code(draft.text, language="yaml", line_numbers=True, height=420)
     with edited:

@@ -97,7 +97,7 @@ def chart(
     layers = []
     if marks and by == "step":
         rules = alt.Chart(alt.Data(values=[{"step": step, "checkpoint": f"checkpoint {step}"} for step in marks]))
-        layers.append(rules.mark_rule(strokeDash=[3, 3], opacity=0.5).encode(x="step:Q", tooltip="checkpoint:N"))
+        layers.append(rules.mark_rule(strokeDash=[3, 3], color="gray").encode(x="step:Q", tooltip="checkpoint:N"))
     if any("low" in row for row in rows):
         layers.append(base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q"))
     if smoothing:

@@ -32,8 +32,8 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     file = settings.root / name.strip()
     if not create:
         return
-    if file.suffix not in (".yaml", ".yml"):
-        st.error("The name must end in .yaml.")
+    if fault := fault_of(file, settings):
+        st.error(fault)
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
@@ -47,12 +47,21 @@ def _free_name(settings: StudioSettings, present: Path) -> Path:
     return next((file for file in names if not file.exists()), settings.file)
 
 
+def fault_of(file: Path, settings: StudioSettings) -> str:
+    """Why the list of files could not open a file of this name again; empty if it could."""
+    if file.suffix not in (".yaml", ".yml"):
+        return "The name must end in .yaml."
+    return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
+
+
 @st.dialog("Save as")
 def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
     """Ask for another name, and before a file is overwritten."""
     name = st.text_input("File", value=settings.shown(draft.file), help="Folders that are missing will be created.")
     file = settings.root / name.strip()
-    ask_and_save(draft, file, settings, "Save", bool(name.strip()))
+    if fault := fault_of(file, settings):
+        st.error(fault)
+    ask_and_save(draft, file, settings, "Save", not fault)
 
 
 @st.dialog("Save over these changes?")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from trinity_core.tracking.run_record import read_record
 from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
+LOOK_SECONDS = 0.5
+"""Between looks at what a command says."""
 BEGIN_SECONDS = 60.0
 """For a command to begin its run or report why it does not; a running command continues after that."""
 
@@ -78,19 +81,27 @@ def start_run(launch: Launch, run: str, job_dir: Path, settings: StudioSettings)
         raise TrinityError(f"{last or f'It ended with {process.returncode}'} (all of it: {settings.shown(newest)})")
 
 
-def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
-    """A command of `trinity`, to its end. One that takes longer is killed with all that it started: TrinityError."""
+def trinity(
+    arguments: list[str], settings: StudioSettings, seconds: float, say: Callable[[str], object]
+) -> subprocess.CompletedProcess[str]:
+    """A command of `trinity`, to its end; `say` gets the last line of its standard error meanwhile.
+
+    One that takes longer is killed with all that it started: TrinityError.
+    """
     child = Child(
         [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    try:
-        out, err = child.process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        late = f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed"
-        raise TrinityError(late) from None
-    return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
+    for _ in poll(seconds, 0):
+        try:
+            out, err = child.process.communicate(timeout=LOOK_SECONDS)
+        except subprocess.TimeoutExpired as running:
+            if lines := (running.stderr or b"").decode(errors="replace").strip().splitlines():
+                say(lines[-1])
+            continue
+        return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
+    child.kill()
+    raise TrinityError(f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed")
 
 
 def _environment(settings: StudioSettings) -> dict[str, str]:

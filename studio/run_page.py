@@ -28,6 +28,8 @@ from trinity_core.view.viewed_run import RunFolders
 LOG_BYTES = 40_000
 """Of a log that are shown, from its end."""
 STEP, MINUTES = "step", "minutes"
+NAMES = ("name", "ray_namespace")
+"""Keys that differ between any two runs."""
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -163,7 +165,7 @@ def show_curves(runs: Sequence[Run]) -> None:
             with column:
                 st.caption(f"**{name}**")
                 st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
-    if marks:
+    if marks and by == STEP:
         st.caption("Dashed lines: checkpoints.")
 
 
@@ -206,7 +208,8 @@ def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
         return
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = [key for own in flat.values() for key in own]
-    differing = [key for key in dict.fromkeys(keys) if len({own.get(key) for own in flat.values()}) > 1]
+    others = dict.fromkeys(key for key in keys if key not in NAMES)
+    differing = [key for key in others if len({own.get(key) for own in flat.values()}) > 1]
     if not differing:
         st.caption("The configurations are the same.")
         return

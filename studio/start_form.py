@@ -79,15 +79,19 @@ def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
     return [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
 
 
-def measure(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Measure seconds a step; later plans of this configuration have them. Raises TrinityError."""
-    done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS)
+def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> None:
+    """Measure seconds a step, which later plans of this configuration have; `say` gets progress. Raises TrinityError."""
+    done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS, say)
     if done.returncode:
         raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
 
 
 def with_file(
-    command: list[str], draft: ConfigDraft, settings: StudioSettings, seconds: float
+    command: list[str],
+    draft: ConfigDraft,
+    settings: StudioSettings,
+    seconds: float,
+    say: Callable[[str], object] = lambda line: None,
 ) -> CompletedProcess[str]:
     """A command of `trinity` with a draft, in a process: modules of its `plugin_dir` are loaded there.
 
@@ -97,7 +101,7 @@ def with_file(
     with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:
         file.write(moved(draft.text, draft.file.parent, settings.state))
         file.flush()
-        return trinity([*command, "--config", file.name], settings, seconds)
+        return trinity([*command, "--config", file.name], settings, seconds, say)
 
 
 def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> None:

@@ -132,6 +132,7 @@ def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_pat
             await go(page, studio, "/runs?run=hub/done&run=hub/going", f"{has('Rollouts')} && {has('All runs')}")
             keys = "[...document.querySelectorAll('[data-testid=stDataFrame] td')].map(e => e.innerText)"
             await page.until(f"{keys}.includes('algorithm.optimizer.lr')", "the configurations differ in the rate")
+            assert not await page.value(f"{keys}.includes('name')"), "runs differ in their names anyway"
             assert page.said == []
 
     asyncio.run(look())

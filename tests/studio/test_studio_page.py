@@ -101,6 +101,10 @@ def test_looking_through_all_settings_changes_nothing(studio: Served, tmp_path: 
         await page.fill(field("Find"), "temperature")
         await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && {IDLE}")
         assert await page.until(f"{TEXT_AREA}?.value") == TEXT
+        await page.fill(field("Find"), "xyzzy")
+        await page.until(f"{has('No setting')} && {IDLE}", "a search without a match says so")
+        await page.fill(field("Find"), "temperature")
+        await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && {IDLE}")
         await save(page) if await page.value(f"!({button('Save')}).disabled") else None
         assert file.read_text() == TEXT
         await page.fill(field("temperature"), "0.7")
@@ -135,6 +139,9 @@ def test_nothing_in_a_file_is_lost_unasked(studio: Served, tmp_path: Path) -> No
         await page.until(f"!document.querySelector('{DIALOG}')")
         assert file.read_text() == "name: elsewhere\n"
         await page.click(button("Save as"))
+        for refused in ("plain", "../elsewhere.yaml"):  # neither could be opened again
+            await page.fill(f"document.querySelector('{DIALOG} input')", refused)
+            await page.until(f"({button('Save', DIALOG)})?.disabled && {IDLE}", f"{refused} is refused")
         await page.fill(f"document.querySelector('{DIALOG} input')", other.name)
         await page.until(f"!!({button('Overwrite')}) && {IDLE}")
         assert other.read_text() == "name: other\n"
@@ -170,7 +177,8 @@ def test_broken_text_can_be_discarded(studio: Served, tmp_path: Path) -> None:
 
     async def act(page: Page) -> None:
         await write(page, "name: [")
-        await page.until("!!document.querySelector('[data-testid=stAlert]')")
+        await page.until(f"!!document.querySelector('[data-testid=stAlert]') && {IDLE}")
+        await page.until(f"{TEXT_AREA}.checkVisibility({{visibilityProperty: true}})", "the text can be corrected")
         await page.click(button("Discard changes"))
         await page.until(f"!!{field('repeat_times')} && {SAVED}")
 
@@ -222,12 +230,18 @@ def test_green_needs_a_look_at_model_data_and_machine(studio: Served, tmp_path: 
 
 
 def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> None:
-    """The command gets what the form shows, and the plan is made anew: a pace is kept before it is asked for."""
+    """The command gets what the form shows, what it says is shown, and the plan is made anew: a pace is kept before."""
     file, plugins = studio.root / "measured.yaml", studio.root / "measuring"
     file.write_text(RUNS + "plugin_dir: measuring\n")
     plugins.mkdir()
     (plugins / "tells.py").write_text(
-        "import pathlib, sys\npathlib.Path(__file__).with_name('told').write_text(' '.join(sys.argv))\n"
+        "import pathlib, sys, time\n"
+        "folder = pathlib.Path(__file__).parent\n"
+        "(folder / 'told').write_text(' '.join(sys.argv))\n"
+        "print('step 2 of 7 is done', file=sys.stderr, flush=True)\n"
+        "deadline = time.monotonic() + 60\n"
+        "while not (folder / 'seen').exists() and time.monotonic() < deadline:\n"
+        "    time.sleep(0.1)\n"
     )
     config = config_from_text(file.read_text().replace("response_tokens: 16", "response_tokens: 24"), name=str(file))
 
@@ -236,7 +250,10 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
         await page.until(f"{TEXT_AREA}?.value.includes('response_tokens: 24') && {has('Measure time runs')}")
         keep(config, Pace(step=7.0, start=5.0, measured="now"))
         await page.click(button("Measure time"))
+        await page.until(has("step 2 of 7 is done"), "what is measured now is shown", 90)
+        (plugins / "seen").touch()
         await page.until(f"{has('7 s a step')} && {IDLE}", "the plan has the time", 90)
+        await page.until(f"({button('Measure time')}).disabled", "what is known is not measured again")
 
     try:
         use(studio, tmp_path, file.name, act)

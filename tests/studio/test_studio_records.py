@@ -50,6 +50,7 @@ def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None
     MetricsFile(tmp_path, "eval").write(4, numbers)
     spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", True, [4]).to_dict()
     marks = [layer["mark"]["type"] for layer in spec["layer"]]
+    assert spec["layer"][0]["mark"]["color"] == "gray", "seen on a dark page too"
     assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
 
 

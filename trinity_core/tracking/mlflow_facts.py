@@ -33,7 +33,7 @@ def description(job_dir: Path) -> str:
 
 
 def experiment_description(project_dir: Path, described: str = "") -> str:
-    """Markdown: what the experiment of a project holds, and where its runs are shown; `described` if a person wrote it."""
+    """Markdown: what a project's experiment holds, and where its runs are shown; `described` if a person wrote it."""
     if described and not described.startswith(EXPERIMENT):
         return described
     studio = read_page_note(project_dir.parent, "studio").get("url")
