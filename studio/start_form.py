@@ -80,7 +80,7 @@ def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
 
 
 def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> None:
-    """Measure seconds a step, which later plans of this configuration have; `say` gets progress. Raises TrinityError."""
+    """Measure seconds a step, which later plans then show; `say` gets the progress. Raises TrinityError."""
     done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS, say)
     if done.returncode:
         raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
