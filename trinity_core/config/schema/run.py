@@ -12,7 +12,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_
 from trinity_core.config.findings import Finding
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
-from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig
+from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig, RolloutModelConfig
 from trinity_core.config.schema.model import LoraConfig, ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
@@ -188,6 +188,21 @@ class Config(Section):
     def explores(self) -> bool:
         """Whether an explorer of this run produces experiences."""
         return self.mode in ("both", "explore", "serve")
+
+    @property
+    def uses_engines(self) -> bool:
+        """Whether the run generates: it explores, or it evaluates."""
+        return self.mode == "bench" or (self.explores and not self.is_supervised)
+
+    @property
+    def engine_models(self) -> dict[str, RolloutModelConfig]:
+        """The models that this run has engines of, by key."""
+        if not self.uses_engines:
+            return {}
+        models = self.explorer.models
+        if self.external_model:
+            del models["explorer.rollout_model"]
+        return models
 
     @property
     def is_synchronous(self) -> bool:
