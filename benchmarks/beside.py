@@ -37,8 +37,8 @@ from trinity_core.data.tiny import make_tiny
 from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.audit import audit_runs, audit_text
 from trinity_core.sync.memory import SHARED_MEMORY
-from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import run_note
+from trinity_core.tracking.metrics_file import read_metrics
 
 SECONDS = 1200
 """For all of them."""

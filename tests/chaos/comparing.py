@@ -11,7 +11,7 @@ from trinity_core.config.paths import database_url
 from trinity_core.data.experience import Experience
 from trinity_core.runtime.run_stores import open_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "engine_restarts", "perf/", "memory/")
 """Beginnings of the names of metrics that depend on the machine."""

@@ -25,7 +25,7 @@ from trinity_core.files import read_json
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.store.audit import Audit
 from trinity_core.sync.memory import memory_root
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005

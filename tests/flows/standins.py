@@ -19,7 +19,8 @@ from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.store.run_store import open_run_store
-from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.scores import score_fingerprint
 
 STEPS = 6

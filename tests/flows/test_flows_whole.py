@@ -33,7 +33,7 @@ from trinity_core.checkpoints.convert import convert_all
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 

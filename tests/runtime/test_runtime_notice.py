@@ -18,7 +18,7 @@ import yaml
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

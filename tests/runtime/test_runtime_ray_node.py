@@ -21,7 +21,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.ray_node import reach
-from trinity_core.tracking import MetricLine, read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 JOIN = """

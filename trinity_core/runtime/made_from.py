@@ -15,6 +15,7 @@ from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
 from trinity_core.files import expanded
+from trinity_core.plugins import python_files
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""
@@ -73,7 +74,7 @@ def _files(config: Config) -> Iterator[Path]:
             except DataError:
                 continue  # a run says so when it reads them
     if config.plugin_dir:
-        yield from sorted(expanded(config.plugin_dir).glob("*.py"))
+        yield from python_files(expanded(config.plugin_dir), "**/*.py")
 
 
 def _contents(file: Path) -> str:

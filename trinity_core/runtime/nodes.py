@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.plugins import python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.placement import AnyNode, Placement
@@ -200,7 +201,7 @@ def software(plugins: str) -> dict[str, str]:
 def _digest(folder: Path) -> str:
     """Of the Python files in a folder, as 12 hexadecimal digits."""
     digest = hashlib.sha256()
-    files = sorted(folder.rglob("*.py"))
+    files = python_files(folder, "**/*.py")
     for path in files:
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12] if files else ""

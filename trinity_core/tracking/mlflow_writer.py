@@ -15,19 +15,17 @@ import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
-
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, write_json
 from trinity_core.page_notes import mlflow_address
+from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
@@ -287,8 +285,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         Explorers and trainer of a job, which may start at the same time, share one.
         """
         note = _note(job_dir)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(note.with_name(".mlflow.lock")):
+        with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
             return self._open_run_locked(note, job_dir, name, parent)
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
@@ -427,28 +424,14 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    root.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(root / ".mlflow.lock"):
+        with one_at_a_time(root / ".mlflow.lock", LOCK_SECONDS):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path, timeout=LOCK_SECONDS)
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise TransientFault(f"another process has held {path} for {LOCK_SECONDS:g} s, to open MLflow") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _batches(params: Mapping[str, str], size: int) -> Iterator[list[Any]]:
