@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
-from trinity_core.config.findings import Finding
+from trinity_core.config.findings import Finding, value_at
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
 from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig, RolloutModelConfig
@@ -138,12 +138,12 @@ class Config(Section):
         return self._given
 
     def written(self, key: str) -> Any:
-        """What the user wrote at a dotted key, interpolated and in this schema's words; None if nothing."""
-        return _at(self._given, key)
+        """What the user wrote at a key such as `a.b[0].c`, interpolated, in this schema's words; None if nothing."""
+        return value_at(self._given, key)
 
     def written_by_stage(self, key: str) -> Any:
         """`written`, but of a stage in its own entry of `stages` alone, not in the sections above."""
-        return _at(self._of_stage, key)
+        return value_at(self._of_stage, key)
 
     @property
     def stage_runs(self) -> tuple[Config, ...]:
@@ -245,11 +245,3 @@ class Config(Section):
             parts.kl_loss_fn,
             parts.kl_loss_fn_args,
         )
-
-
-def _at(tree: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key; None if there is none."""
-    value: Any = tree
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
