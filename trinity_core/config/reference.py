@@ -34,7 +34,7 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
     shown[cls] = key
     listed = settings(cls)
     below = {
-        setting.name: (f"{key}.{setting.name}" if key else setting.name) + _entry(setting)
+        setting.name: (f"{key}.{setting.name}" if key else setting.name) + setting.entry_key
         for setting in listed
         if setting.section is not None
     }
@@ -48,13 +48,6 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
     return lines
-
-
-def _entry(setting: Setting) -> str:
-    """How an entry of a list or of a mapping of sections is written after its key."""
-    if setting.kind == "array":
-        return "[i]"
-    return ".NAME" if setting.default == {} else ""
 
 
 def _doc(cls: type) -> list[str]:
@@ -73,7 +66,7 @@ def value_text(setting: Setting) -> str:
     """What a value may be."""
     if setting.section is not None:
         kinds = {"[i]": "list of sections", ".NAME": "sections by name"}
-        return kinds.get(_entry(setting), "section")
+        return kinds.get(setting.entry_key, "section")
     if setting.choices or setting.names:
         return ", ".join(f"`{choice}`" for choice in setting.choices or setting.names)
     words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}

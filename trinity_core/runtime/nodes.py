@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -190,7 +190,13 @@ def software(plugins: str) -> dict[str, str]:
     """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
     code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
     versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
-    for name in PACKAGES:
+    return versions | versions_of(PACKAGES)
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package; "" for what is missing."""
+    versions = {}
+    for name in packages:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

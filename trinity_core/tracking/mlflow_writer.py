@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import networked, write_json
+from trinity_core.files import networked, read_json, write_json
 from trinity_core.page_notes import mlflow_address
 from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
@@ -37,7 +37,6 @@ from trinity_core.tracking.writers import (
     flatten,
     full_names,
     is_away,
-    read_note,
 )
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if self._system is not None:
             self._system.finish()
         for job_dir, run_id in self._begun.items():
-            if job_dir not in _held and read_note(_note(job_dir)).get("ends") == self._ends:
+            if job_dir not in _held and (read_json(_note(job_dir)) or {}).get("ends") == self._ends:
                 self._client.set_terminated(run_id, STATUS[outcome])
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
@@ -289,7 +288,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
             return self._open_run_locked(note, job_dir, name, parent)
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
-        kept = read_note(note)
+        kept = read_json(note) or {}
         if kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
@@ -356,7 +355,7 @@ def run_page(server: str, experiment: str, run: str) -> str:
 
 def served_run(job_dir: Path) -> str:
     """The charts of a job's run in the MLflow that `trinity up` serves; empty where that does not show it."""
-    note = read_note(_note(job_dir))
+    note = read_json(_note(job_dir)) or {}
     server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
@@ -364,7 +363,7 @@ def served_run(job_dir: Path) -> str:
 def describe_runs(checkpoint_root_dir: Path) -> None:
     """Give the descriptions of all runs in the store beside the checkpoints the addresses of `trinity up`."""
     uri = default_uri(checkpoint_root_dir)
-    kept = {note.parent.parent: read_note(note) for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
+    kept = {note.parent.parent: read_json(note) or {} for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
     kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
     if not kept or fault_of(uri, checkpoint_root_dir):
         return
@@ -382,7 +381,7 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
-    kept = read_note(_note(job_dir))
+    kept = read_json(_note(job_dir)) or {}
     if not kept:
         return
     try:
