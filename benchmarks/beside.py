@@ -152,12 +152,12 @@ def main() -> None:
             )
         if any(codes.values()):
             sys.exit(1)
-        found = list(faults(folder / PROJECT))
+        errors = list(faults(folder / PROJECT))
         if left := set(SHARED_MEMORY.glob("trinity-*")) - shared:
-            found.append(f"left in shared memory: {sorted(map(str, left))}")
-        print("\n".join([describe(folder / PROJECT / run) for run in LOGS] + [f"FAULT: {fault}" for fault in found]))
+            errors.append(f"left in shared memory: {sorted(map(str, left))}")
+        print("\n".join([describe(folder / PROJECT / run) for run in LOGS] + [f"FAULT: {fault}" for fault in errors]))
         print(f"{time.monotonic() - began:.0f} s")
-        sys.exit(bool(found))
+        sys.exit(bool(errors))
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)

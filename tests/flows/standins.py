@@ -124,7 +124,7 @@ class Trainer:
                 raise DataError("row 7 of train.jsonl has no answer")
             case "die, then head", 5:
                 flow = psutil.Process(os.getppid()).parent()
-                [head] = [each for each in flow.children() if each.name() == "gcs_server"]
+                [head] = [process for process in flow.children() if process.name() == "gcs_server"]
                 head.kill()
             case _:
                 os._exit(1)

@@ -109,7 +109,9 @@ def start(root: Path, env: dict[str, str], config: dict[str, Any], name: str) ->
 
 def trainer_worker() -> psutil.Process:
     """The one on the cluster that this process started."""
-    [worker] = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::Trainer")]
+    [worker] = [
+        process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::Trainer")
+    ]
     return worker
 
 
