@@ -7,7 +7,7 @@ never reaches it counts with one interval more than its last step, and is marked
 the mean difference with its 95 % interval (Student's t over the seeds' differences).
 
 Each run that has ended is a line of `--out`. Runs that stand there are not made again, so a benchmark that was
-interrupted goes on, and one that is to share its machine makes a few runs at a time (`--runs`).
+interrupted continues, and one that is to share its machine makes a few runs at a time (`--runs`).
 
     python benchmarks/curriculum.py
     python benchmarks/curriculum.py --seeds 1 2 --steps 40

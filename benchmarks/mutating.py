@@ -235,7 +235,7 @@ def _changed(text: str, dice: random.Random) -> Mistake:
     if kind == "value":
         node[key], raw = mark, dice.choice(SCALARS)
     elif kind == "null":
-        names = () if isinstance(node[key], dict) else names  # what a section lacks is said of other keys
+        names = () if isinstance(node[key], dict) else names  # a key that a section lacks is reported at other keys
         node[key] = None
     elif kind == "remove":
         del node[key]

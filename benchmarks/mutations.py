@@ -1,4 +1,4 @@
-"""Random mistakes in our recipes and the guides' YAML: what is said of each, and how soon.
+"""Random mistakes in our recipes and the guides' YAML: how each is reported, and how soon.
 
     python benchmarks/mutations.py                  # 10,000
     python benchmarks/mutations.py --count 500 --seed 7 --show 20

@@ -78,7 +78,7 @@ class Deployed(ChaosRun):
         return recorded
 
     def flow_run(self) -> dict[str, Any]:
-        """The attacked flow run, as the UI is told of it."""
+        """The attacked flow run, as the UI shows it."""
         with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}", timeout=30) as answer:
             flow_run: dict[str, Any] = json.load(answer)
             return flow_run

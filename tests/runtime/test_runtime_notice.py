@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run goes on from there."""
+"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run resumes from there."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Type:
 
     @property
     def entry_key(self) -> str:
-        """How the key of an entry goes on after the setting's: `[i]`, or `.NAME`; empty where there are no entries."""
+        """What follows the setting's key in that of an entry: `[i]` or `.NAME`; empty for a type without entries."""
         return "" if self.entry is None else ".NAME" if get_origin(self.plain) is dict else "[i]"
 
 
