@@ -30,15 +30,15 @@ def main() -> None:
     args = parser.parse_args()
     started = time.perf_counter()
     verdicts = campaign(args.count, args.seed)
-    seconds = sorted((verdict.seconds for _, _, verdict in verdicts), reverse=True)
-    refused = sum(1 for _, _, verdict in verdicts if verdict.problems)
+    seconds = sorted((answer.seconds for _, _, answer in verdicts), reverse=True)
+    refused = sum(1 for _, _, answer in verdicts if answer.problems)
     bad = [entry for entry in verdicts if entry[2].fault]
     print(f"{args.count} mistakes in {time.perf_counter() - started:.0f} s: {refused} refused, ", end="")
     print(f"{args.count - refused - len(bad)} accepted, {len(bad)} bad answers")
     print(
         f"slowest {', '.join(f'{number:.2f}' for number in seconds[:5])} s; median {seconds[len(seconds) // 2]:.3f} s"
     )
-    for kind, count in Counter(verdict.fault.partition(":")[0] for _, _, verdict in bad).most_common():
+    for kind, count in Counter(answer.fault.partition(":")[0] for _, _, answer in bad).most_common():
         print(f"  {count:5} {kind}")
     for name, made, answer in bad[: args.show]:
         print(f"\n{name}: {answer.fault}\n{_shown(made)}")

@@ -324,7 +324,7 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
 
 
 def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
-    """It comes a moment late; with more steps the explorer continues, for a trainer that is started again with the same number."""
+    """It comes a moment late; with more steps it continues, for a trainer that starts again with the same number."""
     settings = config(mode="explore", explorer={"name": "explorer_new"})
     with stored(settings) as store:
         store.begin("trainer", 9)
