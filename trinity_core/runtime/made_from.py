@@ -33,7 +33,7 @@ def made_from(config: Config) -> dict[str, dict[str, str]]:
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, that are others now; the kind itself if nothing is known of it."""
+    """The names of a kind, `settings` or `inputs`, whose digests have changed; the kind itself if `before` lacks it."""
     known = before.get(kind) if isinstance(before, dict) else None
     if not isinstance(known, dict):
         return [kind]

@@ -70,7 +70,7 @@ class Placement:
     nodes: AnyNode = AnyNode()
     """Of a joined cluster those that are reserved for them."""
     colocated: bool = False
-    """Engine and trainer use the GPU one at a time (`sync/shared_gpu.py`); on the CPU they behave as if."""
+    """Engine and trainer take turns on the GPU (`sync/shared_gpu.py`); on the CPU they take the same turns."""
 
     @property
     def shares_gpu(self) -> bool:

@@ -66,7 +66,7 @@ STARTS = "trinity.starts"
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
 LOCK_SECONDS = 180.0
-"""For another process that makes the same store or run."""
+"""For another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
@@ -142,7 +142,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         self._begun: dict[Path, str] = {}
         """Job dir -> run id of the runs that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
-        """In a run's note: this writer was the last one to do so, and its end is the run's."""
+        """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
         self._system = self._watch_machine() if info.job_dir in self._begun else None

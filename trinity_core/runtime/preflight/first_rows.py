@@ -27,7 +27,7 @@ Problem = str | None
 
 
 def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """The data sets that a run reads, and none of whose first rows it could use.
+    """Problems of the data sets of which a run could use none of the first rows.
 
     Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
     """
