@@ -38,7 +38,7 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
         for setting in listed
         if setting.section is not None
     }
-    lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
+    lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", inspect.getdoc(cls) or "", ""]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     lines += [_row(setting, shown) for setting in listed]
     if key.startswith("trainer.trainer_config."):
@@ -48,10 +48,6 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
     return lines
-
-
-def _doc(cls: type) -> list[str]:
-    return (inspect.getdoc(cls) or "").splitlines()
 
 
 def _row(setting: Setting, shown: dict[type, str]) -> str:
