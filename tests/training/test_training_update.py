@@ -198,6 +198,21 @@ def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm)
         assert torch.equal(restored[name], tensor), name
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_half_precision_resumes_in_float32_with_its_master_weights(learner, tmp_path, stage):
+    from trinity_core.training.checkpoint import load
+    from trinity_core.training.state import optimizer_state, weights
+
+    half, full = learner(trainer__dtype="bfloat16", trainer__zero_stage=2), learner(trainer__zero_stage=stage)
+    _train(half, [make_batch(1)])
+    save(half, 1, tmp_path)
+    masters = {name: t.clone() for name, t in optimizer_state(half.engine) if name.startswith("master.")}
+    load(full, tmp_path)
+    assert masters
+    for name, tensor in weights(full.engine):
+        assert torch.equal(tensor, masters[f"master.{name}"]), name
+
+
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="this processor does not take float16")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
