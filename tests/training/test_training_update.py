@@ -17,6 +17,7 @@ from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.micro import build_micro
+from trinity_core.training.trainer import RewardSignal
 
 pytestmark = pytest.mark.slow
 
@@ -295,6 +296,21 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
 
 def _unscored(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "warnings", "flat"),
+    [("grpo", (1, 1, 1, 1), 1, 16), ("grpo", (1, None, 1, 1), 0, 0), ("sft", (1, 1, 1, 1), 0, 0)],
+)
+def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, caplog, algorithm, rewards, warnings, flat):
+    """`None`: the step's rewards differ."""
+    given = {"buffer__trainer_input__experience_buffer__path": "given.jsonl"} if algorithm == "sft" else {}
+    one, signal = learner(algorithm, **given), RewardSignal()
+    for step, reward in enumerate(rewards, 1):
+        batch = [replace(e, reward=e.reward if reward is None else float(reward)) for e in make_batch(step)]
+        signal.note(batch, one.step(batch, step))
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and r.name.endswith("trainer")]) == warnings
+    assert signal.flat_groups == flat
 
 
 def test_batch_of_unscored_answers_changes_nothing(learner):
