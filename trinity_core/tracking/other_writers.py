@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.writers import (
     MONITORS,
@@ -22,7 +22,6 @@ from trinity_core.tracking.writers import (
     RunOutcome,
     RunPerExplorer,
     full_names,
-    read_note,
 )
 
 
@@ -153,7 +152,7 @@ class WandbWriter(RunPerExplorer, NumberedRun):
 
 def _run_id(note: Path, info: RunInfo) -> str:
     """The id kept in the job dir, so that a resumed run continues the same W&B run, and a copy of it does not."""
-    kept = read_note(note)
+    kept = read_json(note) or {}
     if "id" not in kept or not info.is_own(kept):
         kept = {"id": uuid4().hex[:12]}
     if info.identity:
