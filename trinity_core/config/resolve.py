@@ -104,14 +104,8 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
     """Rollouts of a task in training: of the task set that asks for most of them."""
-    explorer_input = buffer.explorer_input
-    training = (
-        explorer_input.tasksets
-        if explorer_input.taskset is None
-        else (explorer_input.taskset, *explorer_input.tasksets)
-    )
     usual = algorithm.repeat_times or 1
-    return max((taskset.repeat_times or usual for taskset in training), default=usual)
+    return max((taskset.repeat_times or usual for taskset in buffer.explorer_input.training), default=usual)
 
 
 def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
@@ -192,11 +186,6 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     explorer_input = buffer.explorer_input
     workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
-    training = (
-        explorer_input.tasksets
-        if explorer_input.taskset is None
-        else (explorer_input.taskset, *explorer_input.tasksets)
-    )
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         scored = (_scored(taskset, workflow, reward) for taskset in tasksets)
@@ -219,7 +208,7 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     return explorer_input.model_copy(
         update={
             "taskset": None,
-            "tasksets": completed(training, "taskset", algorithm.repeat_times),
+            "tasksets": completed(explorer_input.training, "taskset", algorithm.repeat_times),
             "eval_tasksets": completed(explorer_input.eval_tasksets, "eval", 1),
         }
     )
