@@ -220,7 +220,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
 
     use_standins()
     monkeypatch.setattr(
-        "trinity_core.runtime.evaluation.huggingface_folder", lambda config, step, merge: folder / "model"
+        "trinity_core.runtime.run_attempt.huggingface_folder", lambda config, step, merge: folder / "model"
     )
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))

@@ -43,7 +43,7 @@ def resolve(config: Config) -> Config:
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
     steps = config.buffer.total_steps or config.trainer.total_steps
-    auxiliary = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
+    auxiliary_models = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
             "checkpoint_root_dir": str(expanded(config.checkpoint_root_dir).absolute()),
@@ -51,7 +51,7 @@ def resolve(config: Config) -> Config:
             "algorithm": algorithm,
             "model": model,
             "buffer": _buffer(config.buffer, algorithm, model, steps),
-            "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary}),
+            "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary_models}),
             "trainer": _trainer(config.trainer, steps),
             "synchronizer": _synchronizer(config.synchronizer, config),
         }

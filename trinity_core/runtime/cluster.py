@@ -78,7 +78,7 @@ class Cluster:
         try:
             self._connect()
         except ClusterAway as error:
-            raise TrinityError(str(error)) from error.__cause__
+            raise TrinityError(str(error), key="cluster.ray_address") from error.__cause__
 
     def reopen(self) -> None:
         """After Ray has died: start or join it again, without the actors there were.
