@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from trinity_core.config import ConfigError
+from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 from trinity_core.files import expanded, read_json, write_atomically, write_json
 
@@ -135,17 +136,6 @@ def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
     for name, value in tree.items():
         key = f"{above}{name}"
         yield from _keys(value, f"{key}.") if isinstance(value, Mapping) and value else [key]
-
-
-def value_at(tree: Any, key: str) -> Any:
-    """The value at a dotted key, in which numbers are places in lists; None where it is not given."""
-    value = tree
-    for name in key.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        else:
-            value = value[int(name)] if isinstance(value, list) and name.isdigit() and int(name) < len(value) else None
-    return value
 
 
 def changed(text: str, key: str, value: Any) -> str:

@@ -12,13 +12,14 @@ import yaml
 from ruamel.yaml.error import YAMLError
 
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
-from studio.config_draft import ConfigDraft, value_at, yaml_files
+from studio.config_draft import ConfigDraft, yaml_files
 from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import START_FAULTS, measure, refusals, start_dialog
 from trinity_core.config import ConfigError, Problem, to_dict
+from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
 
 DEFAULT = ""

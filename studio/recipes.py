@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from studio.config_draft import moved, value_at
+from studio.config_draft import moved
+from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 from trinity_core.files import project_files
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from studio.config_draft import value_at
 from studio.curves import Curves, curves_of
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from trinity_core.checkpoints.resume import read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import value_at
 from trinity_core.config.public import MASK
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
