@@ -41,19 +41,6 @@ def test_version() -> None:
     assert CliRunner().invoke(app, ["version"]).output.strip() == __version__
 
 
-def test_the_command_line_is_light() -> None:
-    heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
-    program = f"import sys, flows.cli, flows.local.connection; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
-
-
-def test_help_does_not_load_the_configuration() -> None:
-    program = "import sys, flows.cli; print([m for m in ('pydantic', 'trinity_core.config') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
-
-
 def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\nalgorithm:\n  repeat_times: many\n")
