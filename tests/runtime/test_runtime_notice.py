@@ -1,14 +1,10 @@
-"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run goes on from there."""
+"""SIGTERM to a real trainer as notice of the end: it saves, and the next run goes on from there."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +12,14 @@ import psutil
 import pytest
 import yaml
 
-from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.config import load_config
 from trinity_core.data.tiny import TinyFolders
+from trinity_core.runlock import release
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.stage import Stage, resume
 from trinity_core.tracking import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-PAGE = [sys.executable, "-m", "trinity_core.runtime.run"]
-TRINITY = [
-    sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from flows.cli import main; main()", "run",
-]  # fmt: skip
-"""`trinity run`, which hears Ctrl-C also where the tests run in the background of a shell."""
-
-
-def to_worker(run: int) -> None:
-    """To the trainer's only worker."""
-    family = psutil.Process(run).children(recursive=True)
-    [worker] = [each for each in family if each.name().startswith("ray::Trainer")]
-    worker.terminate()
-
-
-def ctrl_c(run: int) -> None:
-    """To the process that was started, and all that it has not put into groups of their own, as a terminal does."""
-    os.killpg(run, signal.SIGINT)
 
 
 def endless(root: Path, tiny: TinyFolders) -> dict[str, Any]:
@@ -64,38 +44,24 @@ def last_step(job: Path) -> int:
     return max((line.step for line in read_metrics(job) if line.source == "trainer"), default=0)
 
 
-def noticed(command: list[str], root: Path, job: Path, send: Callable[[int], None]) -> tuple[int, str]:
-    """Exit code and output of a run that gets its notice after two further steps. It leaves no process."""
-    begun_at = last_step(job) if job.exists() else 0
-    said = root / "said.txt"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    with said.open("w") as output:
-        run = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+def test_a_worker_that_gets_sigterm_saves_what_was_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    path, printed, job = tmp_path / "run.yaml", tmp_path / "printed", tmp_path / "p/n"
+    path.write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
+    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
+    with printed.open("w") as output:
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     deadline = time.monotonic() + 240
-    while not job.exists() or last_step(job) < begun_at + 2:
-        assert run.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
+    while not job.exists() or last_step(job) < 2:
+        assert run.poll() is None and time.monotonic() < deadline, printed.read_text()[-3000:]
         time.sleep(0.1)
     family = psutil.Process(run.pid).children(recursive=True)
-    assert run.pid not in {os.getpgid(each.pid) for each in family}, "the group is the run alone"
-    send(run.pid)
-    code = run.wait(timeout=60)
+    [worker] = [each for each in family if each.name().startswith("ray::Trainer")]
+    worker.terminate()
+    assert run.wait(timeout=60) == 1, printed.read_text()[-3000:]
     assert not psutil.wait_procs(family, timeout=15)[1]
-    return code, said.read_text()
-
-
-def test_every_notice_saves_what_was_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
-    job = tmp_path / "p/n"
-    saved = 0
-    for program, send, code in ((PAGE, to_worker, 1), (TRINITY, ctrl_c, 128 + signal.SIGINT)):
-        ended, said = noticed([*program, "--config", str(path)], tmp_path, job, send)
-        assert ended == code, said[-3000:]
-        assert "Traceback" not in said
-        resumed = re.search(r"Resuming from the checkpoint of step (\d+)", said)
-        assert (int(resumed[1]) if resumed else 0) == saved
-        saved = latest_whole(job) or 0
-        assert saved == last_step(job), "nothing that was trained is lost"
-        assert send is not to_worker or f"The trainer got SIGTERM and has saved step {saved}." in said
+    saved, said = last_step(job), printed.read_text()
+    assert f"The trainer got SIGTERM and has saved step {saved}." in said and "Traceback" not in said
+    config = load_config(path)
+    stage = resume(Stage(config, place(config, Machine(1, 0)), "sft"))
+    release(config.job_dir, "training")
+    assert stage.resumed_step == saved
