@@ -37,10 +37,6 @@ def by_order(*, prompt, response, truth, task, **args):
         return float(len(bytearray(8 << 30)))
     if response == "slow":
         time.sleep(1.5)
-    if response == "work":
-        while time.process_time() < args["begun"] + 0.2:
-            pass
-        return 1
     if response == "pid":
         return os.getpid()
     if response.startswith("accuracy"):
