@@ -1,13 +1,12 @@
-"""`trinity run` when it gets Ctrl-C, and when its Prefect server is killed, with light actors.
+"""`trinity run` when its Prefect server is killed, with light actors.
 
-SIGTERM: `test_flows_runs.py`, and to a real trainer `tests/runtime/test_runtime_notice.py`.
+SIGTERM and Ctrl-C: `tests/runtime/test_runtime_notice.py`, with real ones.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,16 +18,12 @@ import pytest
 from standins import STEPS
 from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
-from trinity_core.checkpoints.resume import latest_whole
-from trinity_core.tracking import read_metrics
-
 __all__ = ["model_and_data_beside_the_run"]
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
+import sys
 sys.path.insert(0, sys.argv[1])
 import test_flows_runs
 test_flows_runs.use_standins(fault="slow")
@@ -42,6 +37,7 @@ def working(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
     """`trinity run` of a slow run that has made a step."""
     metrics = folder / "tests/run/monitor/metrics.jsonl"
     env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    env.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-c", PROGRAM, str(HERE), str(written(folder, "run"))]
     child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **options)
     deadline = time.monotonic() + 240
@@ -51,10 +47,7 @@ def working(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
     return child
 
 
-def test_a_run_without_its_server_trains_to_its_end_and_then_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Path) -> None:
     printed = tmp_path / "printed"
     with printed.open("w") as output:
         child = working(tmp_path, stderr=output)
@@ -66,17 +59,3 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(
         child.kill()
     assert "error: The Prefect server of this command has ended" in printed.read_text()
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
-
-
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
-    """To the process that was started, and all that it has not put into groups of their own, as a terminal does."""
-    printed, job = tmp_path / "printed", tmp_path / "tests/run"
-    with printed.open("w") as output:
-        child = working(tmp_path, stderr=output)
-    family = psutil.Process(child.pid).children(recursive=True)
-    assert child.pid not in {os.getpgid(each.pid) for each in family}, "the group is the run alone"
-    os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(timeout=60) == 128 + signal.SIGINT
-    assert not psutil.wait_procs(family, timeout=15)[1]
-    assert "Traceback" not in printed.read_text()
-    assert latest_whole(job) == max(line.step for line in read_metrics(job) if line.source == "trainer")
