@@ -3,7 +3,7 @@
 import pytest
 from raising import raising
 
-from trinity_core.config.sync_methods import SYNC_METHODS, SyncMethod, default_sync_method
+from trinity_core.config.sync_methods import SYNC_METHODS, default_sync_method
 from trinity_core.errors import TrinityError
 from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.sync.memory import MemoryVersions
@@ -25,21 +25,6 @@ def test_open_versions_by_name(tmp_path):
     assert memory.root == open_versions("memory", tmp_path).root
     with raising(TrinityError, key="synchronizer.sync_method"):
         open_versions("post", tmp_path)
-
-
-class OwnVersions(CheckpointVersions):
-    """What a contributor writes: here, versions in a folder of their own."""
-
-    @classmethod
-    def open(cls, job_dir):
-        return cls(job_dir / "own")
-
-
-def test_new_method_is_a_class_and_a_line(monkeypatch, tmp_path):
-    monkeypatch.setitem(SYNC_METHODS, "own", SyncMethod(f"{__name__}:OwnVersions", "through a folder of its own"))
-    versions = open_versions("own", tmp_path)
-    versions.publish(1, [])
-    assert (tmp_path / "own" / "global_step_1").is_dir() and open_versions("own", tmp_path).latest() == 1
 
 
 @pytest.mark.parametrize(("mode", "name"), [("both", "nccl"), ("explore", "checkpoint"), ("bench", "checkpoint")])
