@@ -154,6 +154,15 @@ def test_best_play_wins_the_recipes_game(monkeypatch, tmp_path):
     assert [each[0]["content"] for each in shown["0"]] == [each[0]["content"] for each in shown["1"]]
 
 
+@pytest.mark.parametrize("further", [["--args", '{"ulr": "x"}', "--actions", "1"], []])
+def test_the_script_that_writes_tasks_refuses_in_one_line(further, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tasks", "openenv", "--out", str(tmp_path), "--examples", "1", *further])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and error.startswith("error: ") and error.count("\n") == 1
+
+
 def takes_the_rest(messages):
     return int(messages[-2]["content"].split()[-1]) == int(messages[-1]["content"])
 
