@@ -254,7 +254,7 @@ async def see_charts(link: str, folder: Path) -> None:
     async with opened(link, folder) as page:
         await page.until("!!document.querySelector('.js-plotly-plot')")
         shown = await page.text("body")
-        assert all(word in shown for word in ("run_rft", "Model metrics", "final_loss"))
+        assert all(word in shown for word in ("run_rft", "Model metrics", "reward mean"))
         assert "Model registry" in shown and "Judges" not in shown, "the view of training runs, not that of agents"
 
 
