@@ -107,13 +107,13 @@ def test_a_killed_run_is_scheduled_again_and_no_other(
         supervisor.look()
 
         def state(run_id: Any) -> Any:
-            found = client.read_flow_run(run_id).state
-            return found.type.value, found.message == RESTARTED
+            present = client.read_flow_run(run_id).state
+            return present.type.value, present.message == RESTARTED
 
         assert state(killed) == ("SCHEDULED", True) and state(part)[0] == "CRASHED"
         assert {state(other)[0] for other in (long_ago, cancelled)} == {"CRASHED"} and state(failed)[0] == "FAILED"
-        for each in (Pending, Running, Crashed):
-            client.set_flow_run_state(killed, each(), force=True)
+        for state_type in (Pending, Running, Crashed):
+            client.set_flow_run_state(killed, state_type(), force=True)
         supervisor.look()
         supervisor.look()
         assert state(killed) == ("CRASHED", False), "once an hour is enough"

@@ -200,8 +200,8 @@ def test_a_run_shows_what_it_does(
         summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
         assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
-        found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
-        names = {each.name.rsplit("-", 1)[0] for each in found}
+        task_runs = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
+        names = {task_run.name.rsplit("-", 1)[0] for task_run in task_runs}
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}

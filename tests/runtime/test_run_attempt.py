@@ -26,7 +26,7 @@ from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.memory import memory_root
 from trinity_core.sync.versions import open_versions
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.writers import RunOutcome
 from trinity_core.training.worker import TrainerWorker
 

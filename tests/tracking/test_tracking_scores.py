@@ -18,8 +18,8 @@ from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.runtime import evaluation
 from trinity_core.runtime.evaluation import unscored_targets
-from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.forwarder import Forwarder
+from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.scores import latest_scores, score_fingerprint, unscored_sets, valid_scores
 from trinity_core.tracking.writers import RankingWriter
 from trinity_core.training.savepoints import Savepoints

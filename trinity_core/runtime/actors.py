@@ -127,9 +127,10 @@ def _start_reward_engine(
     from trinity_core.inference.reward_engine import RewardEngine
 
     if model.tensor_parallel_size > 1:
+        key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
         raise TrinityError(
-            f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1",
-            key="tensor_parallel_size",
+            f"{key}: a reward model runs on one GPU each: set it to 1",
+            key=key,
         )
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})

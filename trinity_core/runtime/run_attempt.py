@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
-from trinity_core.config import Config
 from trinity_core.errors import on_failure
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import release
@@ -28,6 +27,7 @@ from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, lock_names
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers
+from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import explorer_source, metrics_path
 from trinity_core.tracking.writers import RunOutcome, Writer
 
@@ -263,11 +263,4 @@ class RunAttempt:
             self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
             self.cluster.release_after(kept, self.placement.nodes.release)
         if "train" in self.components:
-            remove_shared_weights(self.config)
-
-
-def remove_shared_weights(config: Config) -> None:
-    """Remove the weights published through this machine's shared memory, which are of no use after the run."""
-    from trinity_core.sync.versions import run_versions
-
-    run_versions(config).remove()
+            run_versions(self.config).remove()  # those in this machine's shared memory, of no use after the run

@@ -38,7 +38,7 @@ from trinity_core.runtime.placement import Placement, components_of, flow_of, ru
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
-from trinity_core.tracking import rewind
+from trinity_core.tracking.metrics_file import rewind
 
 log = logging.getLogger(__name__)
 

@@ -269,11 +269,8 @@ class Stats:
 def stats_of(connection: Connection, t: Tables, now: float) -> Stats:
     """The counts within one transaction."""
     g = t.groups.c
-    by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).where(
-        kept(t), g.state <= State.STALE
-    )
-    by_state = by_state.where(kept(t), g.state <= State.STALE).group_by(g.state)
-    counts = {row[0]: row for row in connection.execute(by_state)}
+    by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
+    counts = {row[0]: row for row in connection.execute(by_state.where(kept(t), g.state <= State.STALE))}
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
     rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}

@@ -18,7 +18,7 @@ from typing import Any
 from trinity_core.config.public import without_password, without_secrets
 from trinity_core.config.schema.monitor import MonitorConfig
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import temporary_sibling
+from trinity_core.files import read_json, temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import (
     STREAMS,
@@ -41,7 +41,6 @@ from trinity_core.tracking.writers import (
     TracingWriter,
     Writer,
     is_away,
-    read_note,
 )
 from trinity_core.waits import poll
 
@@ -294,4 +293,4 @@ def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
 
 def run_note(job_dir: Path) -> dict[str, Any]:
     """The job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
-    return without_secrets(read_note(Path(job_dir) / "monitor" / "mlflow.json"))
+    return without_secrets(read_json(Path(job_dir) / "monitor" / "mlflow.json") or {})

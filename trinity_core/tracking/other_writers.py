@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, RunPerExplorer, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, RunPerExplorer, full_names
 
 
 @MONITORS.register("tensorboard")
@@ -144,6 +144,8 @@ class WandbWriter(RunPerExplorer):
 
 def _run_id(note: Path) -> str:
     """The id kept in the job dir, so that a resumed run continues the same W&B run."""
-    if "id" not in read_note(note):
-        write_json(note, {"id": uuid4().hex[:12]})
-    return str(read_note(note)["id"])
+    kept = read_json(note) or {}
+    if "id" not in kept:
+        kept = {"id": uuid4().hex[:12]}
+        write_json(note, kept)
+    return str(kept["id"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,9 +30,6 @@ class RunOutcome(Enum):
         if error is None:
             return cls.FINISHED
         return cls.FAILED if isinstance(error, Exception) else cls.CANCELLED
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +119,6 @@ AWAY = (
 def is_away(error: BaseException) -> bool:
     """True if an error means that the tracking system is away, and not that it is broken or refuses us."""
     return isinstance(error, ConnectionError | TimeoutError) or any(sign in str(error) for sign in AWAY)
-
-
-def read_note(path: Path) -> dict[str, Any]:
-    """A writer's note in the job dir; empty if there is none or, with a warning, if it cannot be read."""
-    try:
-        note = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        log.warning("%s cannot be read (%s): tracking begins a new run", path, error)
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 def full_names(line: MetricLine) -> dict[str, float]:
