@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TrinityError, on_failure
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
 from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
@@ -192,12 +192,14 @@ def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Cal
 
 
 def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:
-    """Prepare kept actors for another stage. False if one of them has died; then the others are ended too."""
+    """Prepare kept actors for another stage. False if one of them has died. They are ended if that fails in any way."""
+    from trinity_core.inference.requests import EngineLost
+
     try:
-        prepare()
-    except ProcessLost as loss:
+        with on_failure(lambda: cluster.kill(kept)):
+            prepare()
+    except (ProcessLost, EngineLost) as loss:
         log.info("new processes are started: %s", str(loss).removesuffix(AGAIN))
-        cluster.kill(kept)
         return False
     return True
 

@@ -19,7 +19,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
-from trinity_core.runtime.faults import CANCEL_TOKEN, first_error_stays, result_of
+from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
 from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait, withdraw
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
@@ -81,7 +81,7 @@ class RunAttempt:
 
         def end() -> None:
             with first_error_stays(succeeded=False):
-                self.close(RunOutcome.of(sys.exception()))
+                self.close(self._outcome(sys.exception()))
 
         with on_failure(end):
             self._tracking = TrackingThread(self.stage)
@@ -94,7 +94,7 @@ class RunAttempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        outcome = RunOutcome.of(error)
+        outcome = self._outcome(error)
         self.stop()
         withdraw(self.config, error, self.components)
         with first_error_stays(error is None):
@@ -250,6 +250,12 @@ class RunAttempt:
                 close_cluster(self.cluster)
                 for name in lock_names(self.config, self.components):
                     release(self.config.job_dir, name)
+
+    def _outcome(self, error: BaseException | None) -> RunOutcome:
+        """As `RunOutcome.of`, also in a part of an asynchronous run, whose thread gets a `Stopped` instead of the
+        cancellation."""
+        cancelled = isinstance(error, Stopped) and self._token is not None and self._token.by_person
+        return RunOutcome.CANCELLED if cancelled else RunOutcome.of(error)
 
     def _end_actors(self, succeeded: bool) -> None:
         explorer = [] if self._explorer is None else [self._explorer]

@@ -1,8 +1,8 @@
 """MLflow: by default a SQLite file beside the checkpoints, no server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
-resumed run continues the same MLflow run. Every checkpoint is a version of one registered model,
-without a copy of its weights; the best by eval has the alias `champion`.
+resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
+registered model, without a copy of its weights; the best by eval has the alias `champion`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
     MONITORS,
+    NumberedRun,
     RankingWriter,
     RunInfo,
     RunOutcome,
@@ -117,7 +118,7 @@ def names_of(name: str) -> list[str]:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(TracingWriter, RankingWriter):
+class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(
@@ -289,7 +290,8 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_json(note) or {}
-        if kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
+        is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
+        if is_own and kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -335,7 +337,8 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
     def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
         """Note the run, which ends with this writer unless another one reopens it meanwhile."""
-        write_json(_note(job_dir), {**kept, "ends": self._ends}, mode=0o600)  # the address may have a password
+        own = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
+        write_json(_note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600)  # the address may have a password
         self._begun[job_dir] = kept["run_id"]
 
 

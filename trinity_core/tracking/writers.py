@@ -53,6 +53,12 @@ class RunInfo:
     use the run."""
     explorer: str = ""
     """The explorer's name, if this flow only explores: others of the run work beside it."""
+    identity: str = ""
+    """Unique to the run: a copy of its folder is another run. Empty where that is not known yet."""
+
+    def is_own(self, note: Mapping[str, Any]) -> bool:
+        """True if a tracked run's note in the job dir is this run's, and not that of the folder it was copied from."""
+        return not self.identity or note.get("identity", self.identity) == self.identity
 
 
 class Writer(Protocol):
@@ -84,6 +90,12 @@ class Writer(Protocol):
 
 class RunPerExplorer:
     """Base of writers that give each explorer in a separate flow its own run."""
+
+
+class NumberedRun:
+    """A base of writers whose tracking system gives each run an id. A new run is sent all lines from the first one."""
+
+    run_id = ""
 
 
 class TracingWriter:
