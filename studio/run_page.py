@@ -83,10 +83,10 @@ def show_facts(run: Run) -> None:
     """State in numbers."""
     files, now = run.files, datetime.now(UTC)
     total = f" of {files.total_steps}" if files.total_steps else ""
-    left = None if run.state.is_over else files.seconds_left
+    none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
     facts = {
         "Score": score_text(files.score, files.interval),
-        **({} if files.steps else {"Step": f"{files.step}{total}" if files.step else "none yet"}),
+        **({} if files.steps else {"Step": f"{files.step}{total}" if files.step else none}),
         "Began": when(run.began, now),
         "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
     }
@@ -148,7 +148,12 @@ def show_curves(runs: Sequence[Run]) -> None:
     curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
     names = metric_names(curves)
     if not names:
-        st.info("No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs.")
+        over = all(run.state.is_over for run in runs)
+        st.info(
+            "No metrics: the run ended before its first step. See the tab Logs."
+            if over
+            else "No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs."
+        )
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         # With the first evaluation of a run in progress its scores come into the choice.

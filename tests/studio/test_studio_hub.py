@@ -96,7 +96,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             await page.until(has("reward/mean"), "a chart is added with its first value")
             await go(page, studio, "/runs?run=hub/begun", f"{has('No metrics yet')} && {has('none yet')}")
             write_json(record_path(runs / "begun"), record | {"pid": 2**22 + 1, "mark": ""})
-            await page.until(has("killed"), "the page is renewed")
+            await page.until(f"{has('killed')} && {has('No metrics: the run ended')}", "the page is renewed")
+            assert not await page.value(has("yet")), "nothing more comes of a run that is over"
             await go(page, studio, "/runs?run=hub/nothing", has("There is no run hub/nothing"))
             await go(page, studio, "/runs?run=hub/pipeline", f"{has('hub/done')} && {has('0.750')}")
             assert page.said == []

@@ -49,8 +49,9 @@ def flow_run(name: str, kind: str = "COMPLETED", minutes: int = 0, **more: objec
 
 
 def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None = None, **config: object) -> Path:
-    """A run's folder; the run is this process's until it has an outcome."""
+    """A run's folder with a checkpoint; the run is this process's until it has an outcome."""
     job = root / "p" / name
+    JobLayout(job).step(1).mkdir(parents=True, exist_ok=True)
     own = record_start(job, {"buffer": {"total_steps": 8}, **config}, "rft")
     if outcome is not None:
         record_end(job, own, outcome)
@@ -154,6 +155,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     folder(tmp_path / "done", "one", outcome=RunOutcome.FINISHED)
     folder(tmp_path / "secret", "one", outcome=RunOutcome.FINISHED, api_key="abc")
     elsewhere = folder(tmp_path / "elsewhere", "one")
+    JobLayout(folder(tmp_path / "early", "one", outcome=RunOutcome.FAILED)).step(1).rmdir()
     write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
@@ -163,6 +165,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "on another machine": find_runs(tmp_path / "elsewhere"),
         "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
         "without Prefect": find_runs(tmp_path / "done"),
+        "without a checkpoint": find_runs(tmp_path / "early"),
         "with a secret": find_runs(tmp_path / "secret"),
         "with a secret, by a worker": find_runs(
             tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
@@ -178,6 +181,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "on another machine": both,
         "resumed there": both,
         "without Prefect": {Action.RETRY} | both,
+        "without a checkpoint": {Action.RETRY},
         "with a secret": {Action.CONVERT},
         "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
     }
