@@ -189,7 +189,7 @@ def begin_summary(config: Config) -> None:
     """Show the summary of a new attempt: links only."""
     page = _PAGES[_flow_run()]
     page.progress, page.results = {}, ""
-    _show_page(config, "starting")
+    _show_page(config, "no step yet")  # what stays if it fails before its first step
 
 
 def _links(config: Config) -> str:
