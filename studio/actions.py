@@ -50,7 +50,7 @@ def hindrance(action: Action, run: Run) -> str:
         ):
             return "The run's configuration was not recorded, or has secrets: give the command yourself."
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
-            return "The run has no checkpoints yet."
+            return "The run has no checkpoints."
     return ""
 
 

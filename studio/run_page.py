@@ -235,7 +235,7 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
         show_card(run.name, "this run")
     checkpoints = checkpoints_of(run.folder)
     if not checkpoints:
-        st.info("No checkpoint yet: `trainer.save_interval` says after how many steps one is saved.")
+        st.info("No checkpoint: `trainer.save_interval` says after how many steps one is saved.")
         return
     best = max((one for one in checkpoints if one.score is not None), key=lambda one: one.score or 0.0, default=None)
     st.dataframe(
