@@ -88,7 +88,7 @@ class ConfigDraft:
             return []
         if file != self.file:
             return [f"`{file.name}` exists already and will be overwritten."]
-        complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
+        complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program or tab meanwhile."]
         if lost := self.lost_keys(there):
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             names = ", ".join(f"`{key}`" for key in lost[:MOST_NAMED])
