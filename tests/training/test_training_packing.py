@@ -1,6 +1,7 @@
 """Rows that share a prompt give the log-probs and gradients of a padded batch."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,28 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, 
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+class _OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, monkeypatch):
+    """Masks take its place in a torch whose kernel takes other arguments (2.11 has no `enable_gqa`)."""
+
+    def in_torch_2_11(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size):
+        raise AssertionError("never called so")
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_torch_2_11 if older else _by_length)
+    lm = load_causal_lm(str(tiny_model), torch.bfloat16)
+
+    def on_cuda(*arguments, **others):
+        micro = build_micro(*arguments, **others)
+        return replace(micro, targets=micro.targets.as_subclass(_OnCuda))
+
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", on_cuda)
+    assert find_fast_paths(lm) == FastPaths(True, True, by_length=not older)
 
 
 def test_repeated_heads_equal_grouped_query_attention():
