@@ -14,6 +14,7 @@ from raising import raising
 
 from trinity_core.config.engine_args import OWN, REASONS, SAFE
 from trinity_core.errors import DataError, WeightSyncError
+from trinity_core.inference import vllm_types
 from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings

@@ -113,15 +113,14 @@ def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> No
     ("recipe", "model", "smaller"),
     [("gsm8k", "Qwen2.5-1.5B", ""), ("lora", "Qwen2.5-7B", "model.lora_configs=[{rank: 32, load_in_4bit: true}]")],
 )
-def test_the_recipe_for_one_gpu_says_what_the_plan_says(
-    recipe: str, model: str, smaller: str, tmp_path: Path
-) -> None:
+def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str, smaller: str, tmp_path: Path) -> None:
     """Every amount of its head is the plan's, and 24 GiB are enough; 16 GiB are with the setting `smaller` alone."""
     file = Path(__file__).parents[2] / f"configs/{recipe}/one_gpu.yaml"
     planned(tmp_path, model, 1, 24)  # writes the model's shape
 
     def plan_on(gpu_gib: int, *overrides: str) -> tuple[StagePlan, bool]:
-        (plan,) = plans_of(load_config(file, [f"model.model_path={tmp_path}", *overrides]), Machine(8, 1), gpu_gib * GIB)
+        config = load_config(file, [f"model.model_path={tmp_path}", *overrides])
+        (plan,) = plans_of(config, Machine(8, 1), gpu_gib * GIB)
         return plan, not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
 
     plan, fits = plan_on(24)

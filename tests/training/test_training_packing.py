@@ -16,7 +16,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
-from trinity_core.training.micro import Padded, build_micro
+from trinity_core.training.micro import Micros, Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
 
@@ -60,6 +60,26 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, 
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_micro_batch_is_built_while_the_one_before_computes(monkeypatch):
+    """Once, in pinned memory, from which every pass copies it without a wait."""
+    rows, order, pinned, moved = make_batch(1), [], [], []
+
+    def build(share):
+        order.append(f"build {share[0]}")
+        return build_micro(rows, share, max(e.response_length for e in rows))
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: moved.append((*to, *how.items())) or tensor)
+    micros = Micros([[0, 1], [4], [8, 9]], build, torch.device("cuda"))
+    for _ in range(2):
+        order += [f"forward {int(micro.rows[0])}" for micro in micros]
+    monkeypatch.undo()
+    passes = [f"{verb} {row}" for row in (0, 4, 8) for verb in ("build", "forward")]
+    assert len(micros) == 3 and order == [*passes, "forward 0", "forward 4", "forward 8"]
+    assert len(set(map(id, pinned))) == len(pinned) == 3 * 14, "the tensors of Micro, Packed and Lengths"
+    assert moved == [(torch.device("cuda"), ("non_blocking", True))] * 2 * len(pinned)
 
 
 class _OnCuda(torch.Tensor):
