@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,21 @@ def shard_files(actor: Path) -> list[Path]:
     return [by_rank[rank] for rank in range(world)]
 
 
-def merge(actor: Path) -> dict[str, torch.Tensor]:
-    """The whole tensors of the shards in `actor`. Raises `DataError` if the shards do not match."""
+def merge(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.Tensor]]:
+    """The whole tensors of the shards in `actor`: without data, and what reads and joins one by its name.
+
+    Raises `DataError` if the shards do not match.
+    """
+    import torch
+
     ranks = [load_shard(path) for path in shard_files(actor)]
-    names = list(dict.fromkeys(name for rank in ranks for name in rank))
-    return {name: _whole(name, [rank[name] for rank in ranks if name in rank]) for name in names}
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    pieces = {name: [rank[name] for rank in ranks if name in rank] for name in names}
+    for name, (first, *_) in pieces.items():
+        if not isinstance(first, torch.Tensor):
+            raise DataError(f"the entry {name} of a model shard is a {type(first).__name__}, not a tensor")
+    like = {name: torch.empty(first.shape, dtype=first.dtype, device="meta") for name, (first, *_) in pieces.items()}
+    return like, lambda name: _whole(name, pieces[name])
 
 
 def load_shard(path: Path) -> dict[str, Any]:
@@ -78,13 +88,11 @@ def _safe_types() -> list[Any]:
     return [OrderedDict, DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial]
 
 
-def _whole(name: str, pieces: Sequence[Any]) -> torch.Tensor:
+def _whole(name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     import torch
     from torch.distributed.tensor import DTensor
 
     first = pieces[0]
-    if not isinstance(first, torch.Tensor):
-        raise DataError(f"the entry {name} of a model shard is a {type(first).__name__}, not a tensor")
     if isinstance(first, DTensor):
         return merge_dtensors(name, pieces)
     if len(pieces) == 1 or all(torch.equal(first, piece) for piece in pieces[1:]):
