@@ -442,7 +442,7 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
 
 @pytest.fixture
 def held(monkeypatch):
-    """With files of 4,000 bytes: of the tensors that were joined or merged so far, the bytes that are held after each."""
+    """With files of 4,000 bytes: bytes of the tensors that are held after each that was joined or merged."""
     monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
     made, held = [], []
 

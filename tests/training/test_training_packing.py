@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
+from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import Micros, Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
@@ -32,7 +34,7 @@ def _outcome(lm, fast_paths, micro, attention):
     logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu")), 0.7, True)
     weights = torch.linspace(-1, 1, len(logprobs))
     ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
-    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters()}
+    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters() if p.requires_grad}
 
 
 def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size, enable_gqa):
@@ -167,11 +169,14 @@ def test_compiling_changes_nothing(lm):
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_layers_compile_once_and_not_when_uncompiled(lm):
+@pytest.mark.parametrize("adapter", [False, True])
+def test_layers_compile_once_and_not_when_uncompiled(lm, adapter):
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
+    if adapter:
+        add_adapter(compiled, LoraConfig(lora_rank=4), lm.name_or_path, 0, dropout=False)
     layers = decoder_layers(compiled)
     assert len(layers) == compiled.config.num_hidden_layers
     for layer in layers:
