@@ -209,7 +209,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tmp_path):
-    """The real AsyncLLM, on the CPU: what it samples it scores alike, and an adapter that is loaded passes the check."""
+    """The real AsyncLLM, on the CPU: what it samples it scores alike, and an adapter that it loads passes the check."""
     import torch
     from safetensors.torch import load_file
 
