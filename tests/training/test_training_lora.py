@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
-from batches import make_batch
+from batches import make_answers, make_batch
 from raising import raising
 from safetensors.torch import load_file, save_file
 
@@ -114,9 +113,7 @@ def test_every_kind_of_training_changes_the_adapter_alone(
     learner: Any, make_config: Any, ranks: Ranks, algorithm: str
 ) -> None:
     """From the loss of the whole model on."""
-    rows, given = make_batch(7, repeats=2), {} if algorithm == "ppo" else {PATH: "rows"}
-    if given:  # demonstrations, or pairs whose first answer is the better one
-        rows = [replace(row, logprobs=None, versions=None, reward=None, is_expert=True) for row in rows]
+    rows, given = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
     one, whole = learner(algorithm, **given), Learner(make_config(algorithm, **given), 4, ranks)
     base = {name: tensor.clone() for name, tensor in base_weights(one.engine)}
     loss, expected = (trained.step(rows, 1)["actor/final_loss"] for trained in (one, whole))
