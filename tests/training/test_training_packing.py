@@ -176,7 +176,9 @@ def test_layers_compile_once_and_not_when_uncompiled(lm, adapter):
 
     counter = CompileCounter()
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
+    compilations = 1
     if adapter:
+        compilations += 1  # the first layer's input has no gradient: the embeddings are frozen
         add_adapter(compiled, LoraConfig(lora_rank=4), lm.name_or_path, 0, dropout=False)
     layers = decoder_layers(compiled)
     assert len(layers) == compiled.config.num_hidden_layers
@@ -186,11 +188,11 @@ def test_layers_compile_once_and_not_when_uncompiled(lm, adapter):
         rows = make_batch(seed)
         micro = build_micro(rows, range(8), max(e.response_length for e in rows))
         _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
-        assert counter.frame_count == 1
+        assert counter.frame_count == compilations
     alone = build_micro(rows, [0], rows[0].response_length)
     with uncompiled():
         _outcome(compiled, FastPaths(True, True), alone, "trinity_packed")
-    assert counter.frame_count == 1
+    assert counter.frame_count == compilations
 
 
 def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
