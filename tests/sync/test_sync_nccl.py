@@ -141,17 +141,13 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
 class Gloo:
     """In place of vLLM's communicator: the same broadcast over gloo, and `destroy` ends one that waits."""
 
-    dies_at = 0
-    """The broadcast, from 1, in which the receiving process is lost; 0 for none."""
-
     def __init__(self, store, rank):
         self.group = torch.distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
-        self.rank, self.count, self.ended = rank, 0, threading.Event()
+        self.count, self.begun, self.ended = 0, threading.Event(), threading.Event()
 
     def broadcast(self, tensor, src, stream=None):
         self.count += 1
-        if self.rank and self.count == self.dies_at:
-            raise TransientFault("the engine is gone")
+        self.begun.set()
         work = self.group.broadcast([tensor], torch.distributed.BroadcastOptions())
         while not work.is_completed():
             if self.ended.wait(0.01):
@@ -253,8 +249,15 @@ def test_pushed_weights_are_in_use(push, tmp_path, tiny_engine):
 
 @pytest.mark.slow
 def test_an_engine_that_is_lost_during_a_push_ends_it(push, monkeypatch):
-    push, engine, _, _ = push
-    monkeypatch.setattr(Gloo, "dies_at", 2)
+    """The trainer's broadcast, in which it waits for the engine, is aborted."""
+    push, engine, _, sides = push
+
+    def gone(*_):
+        assert sides[0].begun.wait(60)
+        raise TransientFault("the engine is gone")
+
+    monkeypatch.setattr(Blocking, "start_weight_update", lambda *_: None, raising=False)
+    monkeypatch.setattr(Blocking, "update_weights", gone, raising=False)
     with pytest.raises(TransientFault, match="the engine is gone"):
         push(1)
-    assert engine.version == 0
+    assert engine.version == 0 and sides[0].ended.is_set()
