@@ -77,7 +77,8 @@ def test_a_micro_batch_is_built_while_the_one_before_computes(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: moved.append((*to, *how.items())) or tensor)
     micros = Micros([[0, 1], [4], [8, 9]], build, torch.device("cuda"))
     for micro in chain(micros, micros):
-        order.append(f"forward {int(micro.rows[0])}")
+        row = int(micro.rows[0])
+        order.append(f"forward {row}")
     monkeypatch.undo()
     passes = [f"{verb} {row}" for row in (0, 4, 8) for verb in ("build", "forward")]
     assert len(micros) == 3 and order == [*passes, "forward 0", "forward 4", "forward 8"]
