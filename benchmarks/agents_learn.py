@@ -55,8 +55,8 @@ def main() -> None:
 def learns(way: str, model: Path, args: argparse.Namespace) -> bool:
     """Run one way and print its line."""
     sizes = (f"buffer.total_steps={args.steps}", f"buffer.batch_size={args.tasks}")
-    given = (f"name=by_{way}", f"model.model_path={model}", "stages=[]", *sizes, *ANEW, *WAYS[way])
-    lines = run(QUICK_START, FOLDER / "checkpoints", *given, TRINITY_TASKSET_PATH=str(FOLDER / "data"))
+    overrides = (f"name=by_{way}", f"model.model_path={model}", "stages=[]", *sizes, *ANEW, *WAYS[way])
+    lines = run(QUICK_START, FOLDER / "checkpoints", *overrides, TRINITY_TASKSET_PATH=str(FOLDER / "data"))
     trained = [line for line in lines if line["source"] == "trainer" and REWARD in line["metrics"]]
     rewards = [line["metrics"][REWARD] for line in trained]
     fifth = max(1, len(rewards) // 5)

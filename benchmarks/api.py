@@ -54,17 +54,19 @@ async def ours(args: argparse.Namespace) -> None:
 
     from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.openai_api.recorded_session import RecordedSession
-    from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
+    from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
     from trinity_core.inference.pool import EnginePool
     from trinity_core.inference.remote import as_handle
 
-    given = settings(args)
+    engine_settings = settings(args)
     ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": given.environment()}}
-    pool = EnginePool([as_handle(ray.remote(InProcessEngine).options(**options).remote(given))], str(args.model))
+    options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": engine_settings.environment()}}
+    pool = EnginePool(
+        [as_handle(ray.remote(InProcessEngine).options(**options).remote(engine_settings))], str(args.model)
+    )
     await pool.start()
-    served = {"names": ("policy",), "path": str(args.model), "sampling": (("temperature", 1.0),)}
-    server = ApiServer([ModelOnPool(served, given, pool)])
+    served = ServedModel(("policy",), str(args.model), sampling=(("temperature", 1.0),))
+    server = ApiServer([ModelOnPool(served, engine_settings, pool)])
     await server.start()
     sessions: list[RecordedSession] = []
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -97,8 +99,8 @@ class Ours:
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith('{"key"'):
-                found = json.loads(line)
-                return found["urls"], found["key"], "policy"
+                ready = json.loads(line)
+                return ready["urls"], ready["key"], "policy"
         raise SystemExit("our server ended")
 
     def close(self) -> None:
@@ -175,9 +177,9 @@ async def converse(http, url: str, key: str, name: str, number: int, args: argpa
                         text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                         tokens += (chunk.get("usage") or {}).get("completion_tokens", 0)
             else:
-                given = await response.json()
-                text = given["choices"][0]["message"]["content"]
-                tokens += given["usage"]["completion_tokens"]
+                body = await response.json()
+                text = body["choices"][0]["message"]["content"]
+                tokens += body["usage"]["completion_tokens"]
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
     return tokens
 

@@ -55,13 +55,13 @@ def measure(folder: Path, conversations: int, at_once: int) -> dict[str, float]:
     with serving(folder, engine, tool_call_parser=CALLS, enable_auto_tool_choice=True) as api:
         sessions = converse_all(api, conversations, at_once)
     talked = time.monotonic()
-    found = gaps(sessions, str(folder))
+    differences = gaps(sessions, str(folder))
     return {
         "conversations": len(sessions),
         "sequences": sum(len(session.sequences()) for session in sessions),
         "sampled_tokens": sum(session.sampled_tokens for session in sessions),
-        "found_tokens": len(found),
-        "greatest_gap": float(np.abs(found).max()),
+        "found_tokens": len(differences),
+        "greatest_gap": float(np.abs(differences).max()),
         "talking_seconds": round(talked - began, 1),
         "scoring_seconds": round(time.monotonic() - talked, 1),
     }

@@ -207,8 +207,8 @@ async def sleeping_run(folder: Path, name: str, tail: bool, args: argparse.Names
     trainer.versions.remove()
     loading, publishing = engine.loading[:-1], trainer.publishing[1:]
     least = least_time(added(engine.slept, loading), added(trainer.slept, publishing), steps_ahead(STYLES[name]))
-    found = parts(sum(engine.slept), sum(trainer.slept), sum(loading) + sum(publishing), wall)
-    return found | {"path/wall": least / wall, "staleness": float(max(trainer.staleness))}
+    shares = parts(sum(engine.slept), sum(trainer.slept), sum(loading) + sum(publishing), wall)
+    return shares | {"path/wall": least / wall, "staleness": float(max(trainer.staleness))}
 
 
 def added(first: Sequence[float], second: Sequence[float]) -> list[float]:

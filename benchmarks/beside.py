@@ -37,8 +37,8 @@ from trinity_core.data.tiny import make_tiny
 from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.audit import audit_runs, audit_text
 from trinity_core.sync.memory import SHARED_MEMORY
-from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import run_note
+from trinity_core.tracking.metrics_file import read_metrics
 
 SECONDS = 1200
 """For all of them."""
@@ -152,12 +152,12 @@ def main() -> None:
             )
         if any(codes.values()):
             sys.exit(1)
-        found = list(faults(folder / PROJECT))
+        errors = list(faults(folder / PROJECT))
         if left := set(SHARED_MEMORY.glob("trinity-*")) - shared:
-            found.append(f"left in shared memory: {sorted(map(str, left))}")
-        print("\n".join([describe(folder / PROJECT / run) for run in LOGS] + [f"FAULT: {fault}" for fault in found]))
+            errors.append(f"left in shared memory: {sorted(map(str, left))}")
+        print("\n".join([describe(folder / PROJECT / run) for run in LOGS] + [f"FAULT: {fault}" for fault in errors]))
         print(f"{time.monotonic() - began:.0f} s")
-        sys.exit(bool(found))
+        sys.exit(bool(errors))
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)

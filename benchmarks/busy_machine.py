@@ -33,13 +33,13 @@ def train(rounds: int, other: int) -> int:
 
     def seconds(count: int) -> list[float]:
         nonlocal number
-        found = []
+        durations = []
         for _ in range(count):
             number += 1
             began = time.perf_counter()
             step(number)
-            found.append(time.perf_counter() - began)
-        return found
+            durations.append(time.perf_counter() - began)
+        return durations
 
     seconds(5)
     idle, busy = [], []

@@ -83,14 +83,14 @@ def one_run(folder: Path, reference: ChaosRun, kills: tuple[Kill, ...], busy: bo
             run.go(kills)
         except AssertionError as error:
             return [str(error)]
-    counts.update(f"killed {what}" for each in run.killed for what in each.kill.what.split("+"))
+    counts.update(f"killed {what}" for killed in run.killed for what in killed.kill.what.split("+"))
     faults = run.faults()
     equal = run.digest() == reference.digest()
     if not equal:
         faults.append(first_difference(reference.job, run.job, run.steps))
     print(
         f"{folder.name}: {'equal' if equal else 'UNEQUAL'}, {time.monotonic() - began:.0f} s, {run.attempts} attempts"
-        f"{', busy' if busy else ''}; killed {'; '.join(str(each.kill) for each in run.killed) or 'nothing'}",
+        f"{', busy' if busy else ''}; killed {'; '.join(str(killed.kill) for killed in run.killed) or 'nothing'}",
         flush=True,
     )
     return faults

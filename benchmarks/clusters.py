@@ -11,7 +11,7 @@ from pathlib import Path
 
 from measured import ROOT
 
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 sys.path.insert(0, str(ROOT / "tests"))
 from runtime.ray_clusters import BIN, end

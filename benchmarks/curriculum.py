@@ -7,7 +7,7 @@ never reaches it counts with one interval more than its last step, and is marked
 the mean difference with its 95 % interval (Student's t over the seeds' differences).
 
 Each run that has ended is a line of `--out`. Runs that stand there are not made again, so a benchmark that was
-interrupted goes on, and one that is to share its machine makes a few runs at a time (`--runs`).
+interrupted continues, and one that is to share its machine makes a few runs at a time (`--runs`).
 
     python benchmarks/curriculum.py
     python benchmarks/curriculum.py --seeds 1 2 --steps 40
@@ -107,15 +107,15 @@ def said(run: Run) -> str:
 
 def report(wanted: Sequence[Run], ended: Sequence[Run]) -> None:
     """Print the runs that are wanted and have ended, and what they say of the difference."""
-    found = {(run.selector, run.seed): run for run in ended if any(run.same_as(each) for each in wanted)}
-    for run in found.values():
+    chosen = {(run.selector, run.seed): run for run in ended if any(run.same_as(other) for other in wanted)}
+    for run in chosen.values():
         print(said(run))
-    seeds = [seed for seed in dict.fromkeys(run.seed for run in wanted) if all((s, seed) in found for s in SELECTORS)]
-    counted = {name: [found[name, seed].counted for seed in seeds] for name in SELECTORS}
+    seeds = [seed for seed in dict.fromkeys(run.seed for run in wanted) if all((s, seed) in chosen for s in SELECTORS)]
+    counted = {name: [chosen[name, seed].counted for seed in seeds] for name in SELECTORS}
     if seeds:
         print("mean steps: " + ", ".join(f"{name} {statistics.mean(steps):.1f}" for name, steps in counted.items()))
         print("difficulty_based - shuffle: " + interval([b - a for a, b in zip(*counted.values(), strict=True)]))
-    if lacking := len(wanted) - len(found):
+    if lacking := len(wanted) - len(chosen):
         print(f"{lacking} of {len(wanted)} runs are missing")
 
 

@@ -60,11 +60,11 @@ def peer(args: argparse.Namespace) -> None:
 
     made = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
     llm = LLM(str(args.model), dtype="float32", max_model_len=512, disable_log_stats=True, **made)
-    given = [{"prompt_token_ids": tokens} for tokens in prompts(args)]
+    prompt_tokens = [{"prompt_token_ids": tokens} for tokens in prompts(args)]
     for round_number in sys.stdin:
         sampling = SamplingParams(n=args.repeats, max_tokens=args.max_new, seed=int(round_number))
         began = time.perf_counter()
-        outputs = llm.generate(given, sampling, use_tqdm=False)
+        outputs = llm.generate(prompt_tokens, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         print(json.dumps([seconds, sum(len(o.token_ids) for output in outputs for o in output.outputs)]), flush=True)
 

@@ -166,7 +166,7 @@ def part_paths(scale: Scale) -> Result:
         for dtype in (torch.float32, torch.bfloat16):
             lm = load_causal_lm(small, dtype).to(scale.device)
             rows = random_rows(scale, 400)[:repeats]
-            found, by_length = [], find_fast_paths(lm).by_length
+            outputs, by_length = [], find_fast_paths(lm).by_length
             for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
                 lm.set_attn_implementation(attention)
                 lm.zero_grad()
@@ -174,8 +174,8 @@ def part_paths(scale: Scale) -> Result:
                 logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, False)
                 logprobs.mean().backward()
                 gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
-                found.append((micro.grid(logprobs.detach()), gradient))
-            name, (plain, packed) = str(dtype).removeprefix("torch."), found
+                outputs.append((micro.grid(logprobs.detach()), gradient))
+            name, (plain, packed) = str(dtype).removeprefix("torch."), outputs
             out[f"{name}_by_length"] = by_length
             out[f"{name}_logprob_gap"] = float((plain[0] - packed[0]).abs().max())
             out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
@@ -266,7 +266,9 @@ def planned_bytes(config: Any, on_gpu: bool) -> int:
     from trinity_core.runtime.preflight.resource_estimate import processes_of
 
     machine = Machine(os.cpu_count() or 1, int(on_gpu))
-    return max(total(each.memory or ()) for each in processes_of(config, place(config, machine), 64 * GIB, 80 * GIB))
+    return max(
+        total(process.memory or ()) for process in processes_of(config, place(config, machine), 64 * GIB, 80 * GIB)
+    )
 
 
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
@@ -344,8 +346,8 @@ def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
         torch.cuda.synchronize()
         wall = time.perf_counter() - began
     events = profiler.key_averages()
-    busy = sum(each.self_device_time_total for each in events) / 1e6
-    waits = sum(each.count for each in events if "Synchronize" in each.key)
+    busy = sum(event.self_device_time_total for event in events) / 1e6
+    waits = sum(event.count for event in events if "Synchronize" in event.key)
     return {"idle_share": max(0.0, 1 - busy / wall), "synchronizations": waits}
 
 
@@ -373,14 +375,14 @@ def part_resume(scale: Scale) -> Result:
         seconds.append(time.perf_counter())
         writer.close()
         written = time.perf_counter() - seconds[0]
-        found = []
+        states = []
         for _ in range(2):
             seconds.append(time.perf_counter())
             load(learner, saved)
             seconds.append(time.perf_counter())
             learner.step(rows, 2)
-            found.append({name: w.cpu().clone() for name, w in weights(learner.engine)})
-    first, second = found
+            states.append({name: w.cpu().clone() for name, w in weights(learner.engine)})
+    first, second = states
     differing = sum(int((first[name] != second[name]).sum()) for name in first)
     most = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
     return {
@@ -462,7 +464,7 @@ async def try_engine(engine: Any, scale: Scale, source: Any, version: int) -> Re
     for turn in range(2):
         began = time.perf_counter()
         samples.append((await engine.generate(requests(scale, turn))).unpack())
-        out["tokens_s"] = sum(len(each.tokens) for each in samples[-1]) / (time.perf_counter() - began)
+        out["tokens_s"] = sum(len(sample.tokens) for sample in samples[-1]) / (time.perf_counter() - began)
     pairs = zip(*samples, strict=True)
     out["same_seed_same_tokens"] = sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(samples[0])
     began = time.perf_counter()
@@ -554,26 +556,26 @@ def main() -> int:
     parser.add_argument("--engine", action="store_true", help="also what needs vLLM")
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if not torch.cuda.is_available() and not given.tiny:
+    args = parser.parse_args()
+    if not torch.cuda.is_available() and not args.tiny:
         print("There is no GPU here; --tiny shows on the CPU that the parts work.")
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.part:
-        run_part(given.part, Scale(given.tiny), given.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.part:
+        run_part(args.part, Scale(args.tiny), args.out)
         return 0
     failed = False
-    for name in given.only or [name for name in PARTS if name not in NEED_VLLM or given.engine]:
-        path, limit = given.out / f"{name}.json", PARTS[name][1]
+    for name in args.only or [name for name in PARTS if name not in NEED_VLLM or args.engine]:
+        path, limit = args.out / f"{name}.json", PARTS[name][1]
         path.unlink(missing_ok=True)
-        command = [sys.executable, __file__, "--part", name, "--out", str(given.out), *["--tiny"] * given.tiny]
+        command = [sys.executable, __file__, "--part", name, "--out", str(args.out), *["--tiny"] * args.tiny]
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, timeout=limit, check=False)
         if not path.exists():
             path.write_text(json.dumps({"part": name, "status": "failed", "reason": f"not done in {limit} s, or died"}))
-        found = json.loads(path.read_text())
-        failed |= found["status"] == "failed"
-        print(json.dumps(found), flush=True)
+        result = json.loads(path.read_text())
+        failed |= result["status"] == "failed"
+        print(json.dumps(result), flush=True)
     return int(failed)
 
 

@@ -106,14 +106,14 @@ class Verdict:
 
 def recipes() -> dict[str, str]:
     """The YAML texts of our recipes and of the guides, by name."""
-    found = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "configs").rglob("*.yaml"))}
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "configs").rglob("*.yaml"))}
     shown = {path.stem: path.read_text() for path in sorted(DOCUMENTS.glob("*.yaml"))}
     for name in ("guide", "quick_start"):
-        found |= {name: shown[name], f"{name}_stages": shown[name] + shown[f"{name}_stages"]}
+        texts |= {name: shown[name], f"{name}_stages": shown[name] + shown[f"{name}_stages"]}
     verl = {"trainer": {"trainer_config": yaml.safe_load(shown["verl_trainer"])}}
     tree = yaml.safe_load(shown["quick_start"])
     tree["trainer"] |= verl["trainer"]
-    return found | {"quick_start_verl": yaml.safe_dump(tree, sort_keys=False)}
+    return texts | {"quick_start_verl": yaml.safe_dump(tree, sort_keys=False)}
 
 
 def surroundings(folder: Path) -> dict[str, str]:
@@ -235,7 +235,7 @@ def _changed(text: str, dice: random.Random) -> Mistake:
     if kind == "value":
         node[key], raw = mark, dice.choice(SCALARS)
     elif kind == "null":
-        names = () if isinstance(node[key], dict) else names  # what a section lacks is said of other keys
+        names = () if isinstance(node[key], dict) else names  # a key that a section lacks is reported at other keys
         node[key] = None
     elif kind == "remove":
         del node[key]

@@ -1,4 +1,4 @@
-"""Random mistakes in our recipes and the guides' YAML: what is said of each, and how soon.
+"""Random mistakes in our recipes and the guides' YAML: how each is reported, and how soon.
 
     python benchmarks/mutations.py                  # 10,000
     python benchmarks/mutations.py --count 500 --seed 7 --show 20
@@ -27,18 +27,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="mistakes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=10, help="bad answers that are printed in full")
-    given = parser.parse_args()
+    args = parser.parse_args()
     started = time.perf_counter()
-    found = campaign(given.count, given.seed)
-    seconds = sorted((each.seconds for _, _, each in found), reverse=True)
-    refused = sum(1 for _, _, each in found if each.problems)
-    bad = [each for each in found if each[2].fault]
-    print(f"{given.count} mistakes in {time.perf_counter() - started:.0f} s: {refused} refused, ", end="")
-    print(f"{given.count - refused - len(bad)} accepted, {len(bad)} bad answers")
-    print(f"slowest {', '.join(f'{each:.2f}' for each in seconds[:5])} s; median {seconds[len(seconds) // 2]:.3f} s")
-    for kind, count in Counter(each.fault.partition(":")[0] for _, _, each in bad).most_common():
+    verdicts = campaign(args.count, args.seed)
+    seconds = sorted((answer.seconds for _, _, answer in verdicts), reverse=True)
+    refused = sum(1 for _, _, answer in verdicts if answer.problems)
+    bad = [entry for entry in verdicts if entry[2].fault]
+    print(f"{args.count} mistakes in {time.perf_counter() - started:.0f} s: {refused} refused, ", end="")
+    print(f"{args.count - refused - len(bad)} accepted, {len(bad)} bad answers")
+    print(
+        f"slowest {', '.join(f'{number:.2f}' for number in seconds[:5])} s; median {seconds[len(seconds) // 2]:.3f} s"
+    )
+    for kind, count in Counter(answer.fault.partition(":")[0] for _, _, answer in bad).most_common():
         print(f"  {count:5} {kind}")
-    for name, made, answer in bad[: given.show]:
+    for name, made, answer in bad[: args.show]:
         print(f"\n{name}: {answer.fault}\n{_shown(made)}")
     sys.exit(bool(bad))
 
@@ -58,7 +60,7 @@ def campaign(count: int, seed: int) -> list[tuple[str, Mistake, Verdict]]:
 
 def _shown(made: Mistake) -> str:
     text = made.text if len(made.text) < 4000 else made.text[:4000] + "…"
-    overrides = [f"  override {each!r}" for each in made.overrides]
+    overrides = [f"  override {override!r}" for override in made.overrides]
     return "\n".join([*overrides, *(f"  | {line}" for line in text.splitlines())])
 
 

@@ -106,9 +106,9 @@ def experience_seconds() -> float:
     operators.run(answers(0))  # imports
     seconds = []
     for step in range(1, STEPS + 1):
-        given = answers(step)
+        rollouts = answers(step)
         began = time.perf_counter()
-        left, _ = operators.run(given)
+        left, _ = operators.run(rollouts)
         seconds.append(time.perf_counter() - began)
         assert left
     return float(np.median(seconds))

@@ -156,10 +156,10 @@ def collect(numbers: Sequence[int], results: Path, together: int) -> None:
     writing, making = Lock(), Lock()
 
     def add(number: int) -> None:
-        found = run(number, results.with_suffix(f".{number}.log"), making)
+        outcome = run(number, results.with_suffix(f".{number}.log"), making)
         with writing, results.open("a") as file:
-            file.write(json.dumps(found) + "\n")
-        print(f"{number}: ended with {found['code']}", flush=True)
+            file.write(json.dumps(outcome) + "\n")
+        print(f"{number}: ended with {outcome['code']}", flush=True)
 
     with ThreadPoolExecutor(together) as threads:
         list(threads.map(add, numbers))
@@ -168,24 +168,24 @@ def collect(numbers: Sequence[int], results: Path, together: int) -> None:
 def judge(runs: Sequence[dict[str, Any]]) -> None:
     """Print each measured peak, its estimate and their ratio, and how many configurations are estimated."""
     right = 0
-    for found in runs:
+    for run in runs:
         ratios = []
-        for process in estimates(found):
+        for process in estimates(run):
             title = "ray::InProcessEngine" if process.kind == ENGINE else "ray::TrainerActor"
-            measured = max(peak["bytes"] for peak in found["peaks"] if peak["title"].startswith(title))
+            measured = max(peak["bytes"] for peak in run["peaks"] if peak["title"].startswith(title))
             ratios.append(total(process.memory) / measured)
             told = f"plan {total(process.memory) >> 20:6,} MiB, measured {measured >> 20:6,} MiB"
-            print(f"{found['number']:3}  {process.kind:15} {told}, ratio {ratios[-1]:.2f}")
+            print(f"{run['number']:3}  {process.kind:15} {told}, ratio {ratios[-1]:.2f}")
         right += all(abs(ratio - 1) <= TOLERANCE for ratio in ratios)
     print(f"{right} of {len(runs)} configurations within {TOLERANCE:.0%} (claim: {CLAIM} of 30)")
 
 
-def estimates(found: dict[str, Any]) -> Sequence[ProcessEstimate]:
+def estimates(run: dict[str, Any]) -> Sequence[ProcessEstimate]:
     """The processes that `trinity plan` estimates for a run, of whose model the headers are made again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_shape(folder / "model", TinySize(**found["size"]))
-        config = config_from_dict(with_paths(found["settings"], folder))
+        write_shape(folder / "model", TinySize(**run["size"]))
+        config = config_from_dict(with_paths(run["settings"], folder))
         (stage,) = plans_of(config, Machine(os.cpu_count() or 1, 0))
         return stage.processes
 
@@ -210,10 +210,10 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="Runs at a time; peaks do not depend on it.")
     args = parser.parse_args()
     done = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
-    missing = [number for number in range(args.count) if number not in {each["number"] for each in done}]
+    missing = [number for number in range(args.count) if number not in {run["number"] for run in done}]
     collect(missing[: args.most], args.results, args.together)
     ended = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
-    judge([each for each in ended if not each["code"]])
+    judge([run for run in ended if not run["code"]])
 
 
 if __name__ == "__main__":

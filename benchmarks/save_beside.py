@@ -55,7 +55,7 @@ def savepoints_of(folder: Path, size: object, rank: int, ranks: int, port: int) 
 def measure(learner: object, savepoints: object, rounds: int, count: int) -> dict[str, float]:
     """Median seconds: of a step alone, of one while a checkpoint is written, of its copy, and until it is whole."""
     rows = rollouts(learner.model_config.vocab_size)[:count]
-    step, found = 0, {"alone": [], "beside": [], "copy": [], "write": []}
+    step, times = 0, {"alone": [], "beside": [], "copy": [], "write": []}
 
     def train(kind: str | None) -> None:
         nonlocal step
@@ -63,7 +63,7 @@ def measure(learner: object, savepoints: object, rounds: int, count: int) -> dic
         began = time.perf_counter()
         learner.step(rows, step)
         if kind:
-            found[kind].append(time.perf_counter() - began)
+            times[kind].append(time.perf_counter() - began)
 
     for number in range(-1, rounds):
         for _ in range(3):
@@ -77,10 +77,10 @@ def measure(learner: object, savepoints: object, rounds: int, count: int) -> dic
         savepoints.writer.until_written()
         print(f"round {number}: copied in {copied - began:.2f} s", flush=True)  # the first pays for new memory
         if number >= 0:
-            found["copy"].append(copied - began)
-            found["write"].append(time.perf_counter() - copied)
+            times["copy"].append(copied - began)
+            times["write"].append(time.perf_counter() - copied)
     savepoints.writer.close()
-    return {name: statistics.median(seconds) for name, seconds in found.items() if seconds}
+    return {name: statistics.median(seconds) for name, seconds in times.items() if seconds}
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ def explorers(count: int, folder: Path) -> dict[str, float]:
         for index, store in enumerate(stores):
             store.put(f"explorer {index}", step, {"step": step}, groups.pop(), version)
         lap("put")
-        if any(each.latest() != version for each in weights):
+        if any(version_files.latest() != version for version_files in weights):
             raise AssertionError("an explorer does not see the newest version")
         lap("weights")
         while stores[0].lease(version + 1, BATCH, version) is not None:
@@ -121,7 +121,7 @@ def main() -> None:
         for _ in range(args.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 measured.append(explorers(count, Path(folder)) | {"engines": asyncio.run(engines(count))})
-        row = [statistics.median(each[part] for each in measured) for part in parts]
+        row = [statistics.median(times[part] for times in measured) for part in parts]
         whole = sum(row)
         first = first or whole
         print(f"{count:8d}" + "".join(f"{value:9.1f}" for value in (*row, whole)) + f"   {whole / first:.2f} of one")

@@ -163,13 +163,13 @@ def _annotated(annotation: ast.expr | None) -> Kind | None:
 
 def _inherits(cls: type[BaseModel], name: str) -> type:
     """The class that declares a setting."""
-    return next(each for each in cls.__mro__ if name in get_annotations(each))
+    return next(base for base in cls.__mro__ if name in get_annotations(base))
 
 
 def _named(name: str) -> Kind | None:
     """The section that is under a key, wherever in the schema that key is."""
-    found = {section for owner in OWNERS.get(name, ()) if (section := types_of(SCHEMA[owner])[name].section)}
-    return Kind(found.pop().__name__, True) if len(found) == 1 else None
+    sections = {section for owner in OWNERS.get(name, ()) if (section := types_of(SCHEMA[owner])[name].section)}
+    return Kind(sections.pop().__name__, True) if len(sections) == 1 else None
 
 
 def _owners(kind: Kind | None, name: str) -> Iterator[str]:
@@ -182,11 +182,11 @@ def _owners(kind: Kind | None, name: str) -> Iterator[str]:
     if name not in types_of(cls):
         return
     if kind.section not in SCHEMA:
-        yield from (each for each in OWNERS.get(name, ()) if _inherits(SCHEMA[each], name) is _inherits(cls, name))
+        yield from (owner for owner in OWNERS.get(name, ()) if _inherits(SCHEMA[owner], name) is _inherits(cls, name))
     elif kind.exact:
         yield kind.section
     else:
-        yield from (each for each in OWNERS[name] if issubclass(SCHEMA[each], cls))
+        yield from (owner for owner in OWNERS[name] if issubclass(SCHEMA[owner], cls))
 
 
 class _Reader(ast.NodeVisitor):
@@ -203,9 +203,9 @@ class _Reader(ast.NodeVisitor):
         self.fields = before
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        before, given = self.names, node.args
-        arguments = (*given.posonlyargs, *given.args, *given.kwonlyargs)
-        self.names = before | {each.arg: _annotated(each.annotation) for each in arguments}
+        before, signature = self.names, node.args
+        arguments = (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)
+        self.names = before | {argument.arg: _annotated(argument.annotation) for argument in arguments}
         for statement in node.body:
             self.visit(statement)
         self.names = before
@@ -231,8 +231,8 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        for each in node.generators:
-            self._bind(each.target, each.iter)
+        for generator in node.generators:
+            self._bind(generator.target, generator.iter)
         self.generic_visit(node)
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension

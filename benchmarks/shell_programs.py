@@ -75,15 +75,15 @@ def scripts(folder: Path) -> Counter[str]:
     for path in sorted(folder.rglob("*.sh")):
         text = path.read_text()
         try:
-            found = [command.words for command, _ in programs(ShellScript(text))]
+            ours = [command.words for command, _ in programs(ShellScript(text))]
         except UnreadableShell as error:
             outcomes["refused"] += any(map(PROGRAM.search, text.split()))
             print(f"{path}: {error}")
             continue
-        theirs = commands_of_bash(text) if found else []
-        missing = [words for words in found if not any(agrees(words, other) for other in theirs)]
+        theirs = commands_of_bash(text) if ours else []
+        missing = [words for words in ours if not any(agrees(words, other) for other in theirs)]
         reached = not missing or any(PROGRAM.search(word) for words in theirs for word in words)
-        outcomes["as bash" if not missing else "misread" if reached else "not reached by bash"] += bool(found)
+        outcomes["as bash" if not missing else "misread" if reached else "not reached by bash"] += bool(ours)
         if missing and reached:
             near = max(theirs, key=lambda words: len({*words} & {*missing[0]}), default=[])
             print(f"{path}\n  here {[*filter(lambda word: word not in near, missing[0])]}")

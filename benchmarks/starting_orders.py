@@ -99,14 +99,14 @@ def report(order: Sequence[str], folder: Path, seconds: float, codes: dict[str, 
         if code:
             print(f"  {name} ended with {code}:\n{(folder / f'{name}.log').read_text()[-2000:]}")
     if not clean:
-        print("\n".join(audit_text(*each) for each in audits.items()))
+        print("\n".join(audit_text(*audit) for audit in audits.items()))
     sys.stdout.flush()
     return good
 
 
 def main() -> None:
     args = arguments()
-    orders = [each.split(",") for each in args.order] if args.order else list(permutations(FILES))
+    orders = [order.split(",") for order in args.order] if args.order else list(permutations(FILES))
     folder = args.keep or Path(tempfile.mkdtemp(prefix="orders"))
     tiny = make_tiny(folder / "tiny", seed=1, count_train=args.tasks, count_test=4, count_sft=4)
     models = {"TRINITY_MODEL_PATH": str(tiny.model), "TRINITY_TASKSET_PATH": str(args.taskset or tiny.data)}

@@ -92,12 +92,12 @@ class Raw:
     def lease(self, number: int, rows: int) -> Batch:
         groups = -(-rows // GROUP)
         self._connection.execute("BEGIN IMMEDIATE")
-        found = self._connection.execute(
+        queued = self._connection.execute(
             "SELECT id, rows FROM queue WHERE step IS NULL ORDER BY id LIMIT ?", (groups,)
         ).fetchall()
-        self._connection.executemany("UPDATE queue SET step = ? WHERE id = ?", [(number, key) for key, _ in found])
+        self._connection.executemany("UPDATE queue SET step = ? WHERE id = ?", [(number, key) for key, _ in queued])
         self._connection.execute("COMMIT")
-        return [experience for _, blob in found for experience in from_bytes(blob)]
+        return [experience for _, blob in queued for experience in from_bytes(blob)]
 
 
 def batch_of(rows: int, number: int) -> Batch:

@@ -58,19 +58,19 @@ def main() -> None:
     parser.add_argument("--actions", nargs="+", default=[], help="what examples say where the moves are not listed")
     parser.add_argument("--enough", type=float, default=1.0, help="return of an episode that went well, with --actions")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    check_installed(given.environment, ENVIRONMENTS[given.environment])
+    options = parser.parse_args()
+    check_installed(options.environment, ENVIRONMENTS[options.environment])
     try:
-        splits = split_rows(given)
+        splits = split_rows(options)
     except (InputError, EnvironmentFailed) as error:
         parser.exit(1, f"error: {error}\n")
     except ValidationError as error:
         parser.exit(1, f"error: {'; '.join(problem['msg'] for problem in error.errors())}\n")
-    with clear_errors("writing to", given.out, "choose another folder"):
-        given.out.mkdir(parents=True, exist_ok=True)
+    with clear_errors("writing to", options.out, "choose another folder"):
+        options.out.mkdir(parents=True, exist_ok=True)
         for split, rows in splits.items():
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (given.out / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+            (options.out / f"{split}.jsonl").write_text(lines, encoding="utf-8")
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -84,38 +84,43 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def split_rows(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def split_rows(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """split → rows. Seeds, or positions in reasoning-gym's stream, are those of one split only."""
-    rng = random.Random(given.seed)
-    sizes = {"train": given.train, "test": given.test}
-    if given.environment == "reasoning_gym":
+    rng = random.Random(options.seed)
+    sizes = {"train": options.train, "test": options.test}
+    if options.environment == "reasoning_gym":
         every = questions(
-            given.args["dataset"], given.seed, sum(sizes.values()) + given.examples, given.args.get("config", {})
+            options.args["dataset"],
+            options.seed,
+            sum(sizes.values()) + options.examples,
+            options.args.get("config", {}),
         )
         splits = {split: list(islice(every, size)) for split, size in sizes.items()}
-        return splits | ({"sft": answered(list(every), given.skill, rng)} if given.examples else {})
+        return splits | ({"sft": answered(list(every), options.skill, rng)} if options.examples else {})
     splits, first = {}, 0
     for split, size in sizes.items():
-        splits[split] = [{"prompt": given.prompt, "seed": first + number} for number in range(size)]
+        splits[split] = [{"prompt": options.prompt, "seed": first + number} for number in range(size)]
         first += size
-    if given.examples:
-        splits["sft"] = [{"messages": each} for each in examples(given, range(first, first + given.examples), rng)]
+    if options.examples:
+        splits["sft"] = [
+            {"messages": messages} for messages in examples(options, range(first, first + options.examples), rng)
+        ]
     return splits
 
 
-def examples(given: argparse.Namespace, seeds: range, rng: random.Random) -> list[list[Message]]:
+def examples(options: argparse.Namespace, seeds: range, rng: random.Random) -> list[list[Message]]:
     """The conversation of one episode for each seed."""
-    kind = ENVIRONMENTS[given.environment]
+    kind = ENVIRONMENTS[options.environment]
     if issubclass(kind, ToyText):
-        if given.actions:
-            raise InputError(f"--actions has no effect: '{given.environment}' lists its moves")
-        environment, plan = kind(**given.args), BestPlay()
-        return [played(environment, seed, given, rng, plan) for seed in seeds]
-    if not given.actions:
-        raise InputError(f"'{given.environment}' does not list its moves: say what examples say, --actions A B …")
-    wanted = {"environment": given.environment, "environment_args": given.args, "max_turns": given.moves}
+        if options.actions:
+            raise InputError(f"--actions has no effect: '{options.environment}' lists its moves")
+        environment, plan = kind(**options.args), BestPlay()
+        return [played(environment, seed, options, rng, plan) for seed in seeds]
+    if not options.actions:
+        raise InputError(f"'{options.environment}' does not list its moves: say what examples say, --actions A B …")
+    wanted = {"environment": options.environment, "environment_args": options.args, "max_turns": options.moves}
     arguments = EnvArguments.model_validate(wanted)
-    player = RandomPlayer(arguments, given.prompt, given.actions, rng, given.skill, given.enough)
+    player = RandomPlayer(arguments, options.prompt, options.actions, rng, options.skill, options.enough)
     return player.episodes(seeds)
 
 
@@ -134,17 +139,17 @@ class BestPlay:
 
 
 def played(
-    environment: ToyText, seed: int, given: argparse.Namespace, rng: random.Random, plan: BestPlay
+    environment: ToyText, seed: int, options: argparse.Namespace, rng: random.Random, plan: BestPlay
 ) -> list[Message]:
     """The conversation of one episode: the best move with a chance of `skill`, else any."""
     said, *_ = environment.reset(seed)
-    messages = first_messages([{"role": "user", "content": given.prompt}], said)
+    messages = first_messages([{"role": "user", "content": options.prompt}], said)
     transitions = environment.transitions
-    for number in range(given.moves):
+    for number in range(options.moves):
         if number:
             messages.append({"role": "user", "content": said})
         best = plan.moves(transitions, environment.seen)
-        move = rng.choice(best) if best and rng.random() < given.skill else rng.randrange(len(environment.moves))
+        move = rng.choice(best) if best and rng.random() < options.skill else rng.randrange(len(environment.moves))
         messages.append({"role": "assistant", "content": environment.moves[move]})
         said, _, done, _ = environment.step(environment.moves[move])
         if done:

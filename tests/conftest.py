@@ -188,8 +188,8 @@ def undisturbed(tmp_path_factory, tiny_folders):
 def postgresql_url() -> Iterator[str]:
     """A server of our own on a socket in a temporary folder; skipped where there is no PostgreSQL."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    found = programs[-1] if programs else shutil.which("initdb")
-    if not found:
+    initdb = programs[-1] if programs else shutil.which("initdb")
+    if not initdb:
         pytest.skip("no PostgreSQL server is installed (Debian's package: postgresql)")
     folder = Path(tempfile.mkdtemp(prefix="pg"))
     as_user: dict[str, Any] = {}
@@ -202,10 +202,10 @@ def postgresql_url() -> Iterator[str]:
         "stdout": subprocess.DEVNULL,
         "env": {"LC_ALL": "C", "PATH": os.environ["PATH"]},
     }
-    bin_folder = Path(found).parent
+    bin_folder = Path(initdb).parent
     try:
         subprocess.run(
-            [found, "-D", folder / "data", "-U", "tester", "-A", "trust", "-N", "-E", "UTF8"], check=True, **common
+            [initdb, "-D", folder / "data", "-U", "tester", "-A", "trust", "-N", "-E", "UTF8"], check=True, **common
         )
     except (OSError, subprocess.CalledProcessError) as error:
         shutil.rmtree(folder, ignore_errors=True)

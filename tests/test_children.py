@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from trinity_core.children import CallFailed, Child, NoAnswer, Worker
 
 SERVED = '''
-import ctypes, os, subprocess, time
+import ctypes, os, subprocess, sys, time
 from trinity_core.errors import DataError
 
 class Served:
@@ -53,6 +53,13 @@ class Served:
     def spin(self, seconds):
         while time.process_time() < seconds:
             pass
+
+    def exit(self):
+        sys.exit(3)
+
+    def close_connection(self):
+        os.closerange(3, 100)
+        time.sleep(600)
 
     def die(self):
         os._exit(3)
@@ -102,6 +109,8 @@ def test_an_exception_leaves_the_worker_alive(worker: Worker) -> None:
     with pytest.raises(CallFailed, match=r"^KeyError: 'x'$") as own:
         worker.call("raises", "own")
     assert not own.value.is_for_users and own.value.missing is None
+    with pytest.raises(CallFailed, match=r"^SystemExit: 3$"):
+        worker.call("exit")
     with pytest.raises(CallFailed) as absent:
         worker.call("nothing")
     assert absent.value.kinds[0] == "NoSuchMethod"
@@ -127,6 +136,17 @@ def test_a_worker_without_an_answer_is_killed_with_its_daemons(target: str, meth
         worker.call("sum", 10**200) if method == "data" else worker.call(method, seconds=0.2)
     assert failure.value.died is died and not worker.alive
     assert gone(daemon)
+
+
+def test_a_worker_that_closes_its_connection_and_goes_on_is_killed(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_core.children.END_SECONDS", 2.0)
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    with pytest.raises(NoAnswer) as failure:
+        worker.call("close_connection")
+    assert failure.value.died and not worker.alive and "signal" not in str(failure.value), "that was our own"
 
 
 def test_another_thread_may_kill_a_worker_that_is_asked(target: str) -> None:

@@ -68,7 +68,7 @@ def fill():
 
 
 def full(what, write):
-    """Write on a full disk; once it is said that the writer waits, there is room."""
+    """Write on a full disk, which has room as soon as the log says that the writer waits."""
     before = len(waits)
     fill()
     write()

@@ -45,3 +45,15 @@ def test_only_what_passes_is_tried_again(caplog: pytest.LogCaptureFixture) -> No
     outcomes[:] = [OSError("full")] * 10
     with pytest.raises(OSError, match="full"):
         retry(work, passes, 0.0, 0.01)
+
+
+def test_a_retry_within_a_retry_waits_no_longer_than_one(caplog: pytest.LogCaptureFixture) -> None:
+    def full() -> None:
+        raise OSError("full")
+
+    def inner() -> None:
+        retry(full, lambda _: True, 0.05, 0.001)
+
+    with pytest.raises(OSError, match="full"):
+        retry(inner, lambda _: True, 0.05, 0.001, "there is no room")
+    assert not caplog.records, "the outer one has not begun to wait"

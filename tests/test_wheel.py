@@ -106,11 +106,11 @@ def test_studio_has_the_recipes_too(bin_folder, project):
     code = (
         "from pathlib import Path; from studio.recipes import recipes\n"
         "here = Path.cwd()\n"
-        "for each in recipes(): print(each.title, 'plugin_dir: configs/toy_text' in each.text_in(here, here))"
+        "for recipe in recipes(): print(recipe.title, 'plugin_dir: configs/toy_text' in recipe.text_in(here, here))"
     )
-    found = dict(line.split() for line in run(bin_folder / "python", "-c", code, cwd=project).splitlines())
-    assert len(found) == len([*(ROOT / "configs").glob("*/*.yaml")])
-    assert {name for name, is_found in found.items() if is_found == "True"} == {"blackjack", "frozen_lake"}
+    plugin_of = dict(line.split() for line in run(bin_folder / "python", "-c", code, cwd=project).splitlines())
+    assert len(plugin_of) == len([*(ROOT / "configs").glob("*/*.yaml")])
+    assert {name for name, is_found in plugin_of.items() if is_found == "True"} == {"blackjack", "frozen_lake"}
 
 
 def test_a_project_is_not_written_over_anothers_files(bin_folder, project):

@@ -85,7 +85,7 @@ def reply(connection: Connection, served: Served, method: str, arguments: tuple[
         result = served.answer(method, arguments)
         message = {"bytes": True} if isinstance(result, bytes) else {"result": result}
         outcome.set_result((json.dumps(message, default=number).encode(), result))
-    except Exception as error:  # noqa: BLE001 - the object may raise anything; the parent is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the object may raise anything; the parent is told
         outcome.set_exception(error)
     raised = outcome.exception()
     if raised is not None:

@@ -205,8 +205,10 @@ class Worker(Child):
         except (EOFError, ConnectionError, ProcessLookupError):
             with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
                 self.process.wait(END_SECONDS)
+            code = self.process.poll()
             self.kill()
-            raise NoAnswer(f"ended with {ending(self.process.returncode)}", died=True) from None
+            how = "closed its connection and was killed" if code is None else f"ended with {ending(code)}"
+            raise NoAnswer(how, died=True) from None
         except OSError:
             self.kill()
             raise NoAnswer(f"gave a reply of more than {self._most_bytes} bytes", died=False) from None

@@ -29,6 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+BEFORE, RESULTS, OTHER = "Before a run", "Results", "Other"
+"""Under these headings `trinity --help` lists commands that run nothing, after those that do."""
+
 ConfigOption = Annotated[Path, typer.Option("--config", help="YAML file of the run.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.key=value.", show_default=False)]
 PluginDir = Annotated[
@@ -42,13 +45,7 @@ def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[s
     return [*(overrides or []), *added]
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def tiny(
     out: Annotated[Path, typer.Option(help="Folder for `model` and `data`.")],
     seed: Annotated[int, typer.Option(help="Seed of problems and weights.")] = 42,
@@ -69,7 +66,7 @@ def tiny(
     typer.echo(f"model  {tiny.model}  ({tiny.parameters:,} parameters)\ndata   {tiny.data}  ({rows} rows)")
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def validate(
     config: ConfigOption,
     overrides: Overrides = None,
@@ -94,7 +91,7 @@ def validate(
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def plan(
     config: ConfigOption,
     overrides: Overrides = None,
@@ -133,7 +130,7 @@ def plan(
         raise TrinityError(missing)
 
 
-@app.command("import-verl")
+@app.command("import-verl", rich_help_panel=BEFORE)
 def import_verl_run(
     file: Annotated[
         Path,
@@ -168,7 +165,7 @@ def import_verl_run(
         typer.echo(f"To be fixed before it runs. {problems}", err=True)
 
 
-@app.command()
+@app.command(rich_help_panel=BEFORE)
 def schema(
     key: Annotated[str, typer.Argument(help="Only this setting, or the settings of this section.")] = "",
     json: Annotated[bool, typer.Option("--json", help="JSON Schema for editors, of all settings.")] = False,
@@ -180,7 +177,7 @@ def schema(
     typer.echo(text() if json else listing(key), nl=not json)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def convert(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, one of its global_step_N, or a folder within.")],
     base_model_dir: Annotated[
@@ -196,7 +193,7 @@ def convert(
         typer.echo(folder)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def audit(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
     overrides: Overrides = None,
@@ -221,7 +218,7 @@ def audit(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def view(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
     overrides: Overrides = None,
@@ -242,7 +239,7 @@ def view(
     serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, browser, typer.echo)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def log(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
     level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",
@@ -268,7 +265,7 @@ def log(
 
 
 data_app = typer.Typer(name="data", help="The data sets of a configuration.", no_args_is_help=True)
-app.add_typer(data_app)
+app.add_typer(data_app, rich_help_panel=BEFORE)
 
 
 @data_app.command("check")
@@ -314,7 +311,7 @@ def check_data(
 
 
 env_app = typer.Typer(name="env", help="Environments that a policy acts in.", no_args_is_help=True)
-app.add_typer(env_app)
+app.add_typer(env_app, rich_help_panel=BEFORE)
 
 
 @env_app.command("try")
@@ -379,8 +376,14 @@ def try_environment(
         trial.play(lines, typer.echo)
 
 
+@app.command(rich_help_panel=OTHER)
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
 tasks_app = typer.Typer(name="tasks", help="Task queues that grow during a run.", no_args_is_help=True)
-app.add_typer(tasks_app)
+app.add_typer(tasks_app, rich_help_panel=OTHER)
 TasksetName = Annotated[str | None, typer.Option("--taskset", help="The task set, if there are several queues.")]
 
 

@@ -25,7 +25,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
@@ -158,6 +157,3 @@ def shard_name(content: str, world_size: int, rank: int) -> str:
 def as_layout(job_dir: JobLayout | Path | str) -> JobLayout:
     """A layout as it is, or the layout of a path."""
     return job_dir if isinstance(job_dir, JobLayout) else JobLayout(Path(job_dir))
-
-
-Meta = dict[str, Any]

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import when_room
+from trinity_core.files import clear_errors, when_room
 
 TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
@@ -21,6 +21,8 @@ LINGER_SECONDS = 30.0
 """How long it may."""
 PROBE_SECONDS = 0.5
 """For another process that only looks whether a lock is held, and holds it for that moment."""
+POLL_SECONDS = 0.1
+"""Between two attempts to take a lock."""
 
 log = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}
@@ -65,16 +67,19 @@ def release(job_dir: Path, component: str) -> None:
 
 
 @contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn."""
-    lock = _lock(path)
+def one_at_a_time(path: Path, seconds: float = LINGER_SECONDS, poll: float = POLL_SECONDS) -> Iterator[None]:
+    """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn.
+
+    They look every `poll` seconds. Raises TransientFault if it is not theirs within `seconds`, and TrinityError if the
+    folder cannot be written.
+    """
+    lock = _lock(path, poll)
     try:
-        when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
-        when_room(partial(lock.acquire, timeout=LINGER_SECONDS), path)
+        with clear_errors("locking", path):
+            when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
+            when_room(partial(lock.acquire, timeout=seconds), path)
     except Timeout:
-        raise TransientFault(f"another process has held {path} for {LINGER_SECONDS:g} s") from None
-    except OSError as error:
-        raise TrinityError(f"{path.parent} cannot be written: {error}") from error
+        raise TransientFault(f"another process has held {path} for {seconds:g} s") from None
     try:
         yield
     finally:
@@ -105,9 +110,9 @@ def _acquire(lock: FileLock, wait: float) -> None:
         lock.acquire(timeout=wait - PROBE_SECONDS)
 
 
-def _lock(path: Path) -> FileLock:
+def _lock(path: Path, poll: float = POLL_SECONDS) -> FileLock:
     # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
-    return FileLock(path, timeout=0, poll_interval=0.1, thread_local=False, fallback_to_soft=False)
+    return FileLock(path, timeout=0, poll_interval=poll, thread_local=False, fallback_to_soft=False)
 
 
 def _path(job_dir: Path, component: str) -> Path:

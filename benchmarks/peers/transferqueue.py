@@ -51,10 +51,10 @@ def main() -> None:
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)  # its actors ask for many
     transfer_queue.init()
     client = transfer_queue.get_client()
-    found = {rows: rates(client, rows, prompt, response, rounds) for rows in sizes}
+    rates_by_rows = {rows: rates(client, rows, prompt, response, rounds) for rows in sizes}
     transfer_queue.close()
     ray.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(rates_by_rows))
 
 
 if __name__ == "__main__":

@@ -76,9 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--sessions", type=int, default=256, help="most at once; the recipe plays 128 rollouts at once")
-    given = parser.parse_args()
-    app = create_app(Nim, Take, Heap, max_concurrent_envs=given.sessions)
-    uvicorn.run(app, host="127.0.0.1", port=given.port, log_level="warning")
+    args = parser.parse_args()
+    app = create_app(Nim, Take, Heap, max_concurrent_envs=args.sessions)
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":

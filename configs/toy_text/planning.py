@@ -21,14 +21,14 @@ def move_values(transitions: Transitions, moves_left: int, discount: float = 1.0
     Bellman's recursion (Puterman 1994, doi 10.1002/9780470316887, section 4.3); exact for `discount` 1.
     """
     values = dict.fromkeys(transitions, 0.0)
-    found: dict[Any, list[float]] = {}
+    returns: dict[Any, list[float]] = {}
     for _ in range(moves_left):
-        found = {
+        returns = {
             state: [
                 sum(p * (reward + (0.0 if ends else discount * values[after])) for p, after, reward, ends in outcomes)
                 for outcomes in moves.values()
             ]
             for state, moves in transitions.items()
         }
-        values = {state: max(of_moves) for state, of_moves in found.items()}
-    return found
+        values = {state: max(of_moves) for state, of_moves in returns.items()}
+    return returns

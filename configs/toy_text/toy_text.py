@@ -65,8 +65,8 @@ class ToyText:
 
     def move(self, text: str) -> int | None:
         """The number of the move that the text names last."""
-        found = re.findall(rf"\b({'|'.join(map(re.escape, self.moves))})\b", text, re.IGNORECASE)
-        return list(self.moves).index(found[-1].lower()) if found else None
+        names = re.findall(rf"\b({'|'.join(map(re.escape, self.moves))})\b", text, re.IGNORECASE)
+        return list(self.moves).index(names[-1].lower()) if names else None
 
     def tools(self) -> list[dict[str, Any]]:
         """None."""

@@ -129,25 +129,29 @@ def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, m
     """Set runs whose processes are gone, and their subflows, to `Cancelled` or `Crashed`.
 
     While they count as running they use up a deployment's `concurrency_limit`. A run that has ended in the meantime
-    keeps its state, except that a worker records the end of a cancelled process as a crash.
+    keeps its state, except that a worker records the end of a cancelled process as a crash, of its subflows too.
     """
     from prefect import states
 
-    while runs:
-        for run in runs:
-            now = client.read_flow_run(run.id).state
-            if now is None or not now.is_final() or (now.is_crashed() and state == "Cancelled"):
-                client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
-        runs = unfinished_subflows(client, runs, with_crashed=state == "Cancelled")
+    for run in runs:
+        now, subflows = client.read_flow_run(run.id).state, unfinished_subflows(client, [run])
+        if now is None or not now.is_final() or (now.is_crashed() and state == "Cancelled"):
+            client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
+            subflows += _crashed_subflows(client, run) if state == "Cancelled" else []
+        mark_ended(client, subflows, state, message)
 
 
-def unfinished_subflows(
-    client: SyncPrefectClient, runs: Sequence[FlowRun], with_crashed: bool = False
-) -> list[FlowRun]:
-    """The runs of subflows of these runs that have not ended, or that have crashed."""
-    kinds = [*TAKEN["type"]["any_"], "CRASHED"] if with_crashed else TAKEN["type"]["any_"]
-    wanted = TAKEN | {"type": {"any_": kinds}}
-    return _runs(client, state=wanted, parent_flow_run_id={"any_": [run.id for run in runs]})
+def unfinished_subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
+    """The runs of subflows of these runs that have not ended."""
+    return _runs(client, state=TAKEN, parent_flow_run_id={"any_": [run.id for run in runs]})
+
+
+def _crashed_subflows(client: SyncPrefectClient, run: FlowRun) -> list[FlowRun]:
+    """The runs of subflows that have crashed in the latest attempt at `run`."""
+    attempts = [state.timestamp for state in client.read_flow_run_states(run.id) if state.is_running()]
+    crashed = _runs(client, state={"type": {"any_": ["CRASHED"]}}, parent_flow_run_id={"any_": [run.id]})
+    began = max(attempts, default=None)
+    return [subflow for subflow in crashed if began and subflow.end_time and subflow.end_time >= began]
 
 
 def _runs(client: SyncPrefectClient, pool: dict[str, Any] | None = None, **conditions: Any) -> list[FlowRun]:

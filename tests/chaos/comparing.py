@@ -11,7 +11,7 @@ from trinity_core.config.paths import database_url
 from trinity_core.data.experience import Experience
 from trinity_core.runtime.run_stores import open_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "engine_restarts", "perf/", "memory/")
 """Beginnings of the names of metrics that depend on the machine."""
@@ -31,7 +31,7 @@ def _differences(expected: Path, found: Path, steps: int) -> Iterator[str]:
         for step in range(1, steps + 1):
             yield from _batch_differences(step, *(store.batch(step) for store in stores))
             for source in ("explorer", "trainer"):
-                was, now = (each.get((source, step), {}) for each in metrics)
+                was, now = (lines.get((source, step), {}) for lines in metrics)
                 for name in sorted(was.keys() | now.keys()):
                     if was.get(name) != now.get(name):
                         yield f"step {step}: {source} metric {name} was {was.get(name)!r}, is {now.get(name)!r}"

@@ -25,7 +25,7 @@ from trinity_core.files import read_json
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.store.audit import Audit
 from trinity_core.sync.memory import memory_root
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005
@@ -60,9 +60,9 @@ class Stopping(MathWorkflow):
         marker = Path(__file__).with_name("stopped")
         if self.task.group.endswith("/2/0") and not marker.exists():
             marker.touch()
-            for each in psutil.Process(os.getppid()).children():
-                if each.name().startswith("ray::InProcessEngine"):
-                    each.suspend()
+            for process in psutil.Process(os.getppid()).children():
+                if process.name().startswith("ray::InProcessEngine"):
+                    process.suspend()
         return await super().run()
 
 
@@ -192,7 +192,7 @@ class ChaosRun:
     @property
     def kills(self) -> int:
         """Processes that were killed."""
-        return sum(each.processes for each in self.killed)
+        return sum(killed.processes for killed in self.killed)
 
     def go(self, kills: Sequence[Kill] = ()) -> None:
         """Run to the end, with these kills in their order. Raises AssertionError if the run does not get there."""
@@ -218,17 +218,17 @@ class ChaosRun:
 
     def faults(self) -> list[str]:
         """What an ended run did wrong: an audit that was not clean, work that was lost beyond the last checkpoint."""
-        audits = [(each.kill, each.audit) for each in self.killed if each.audit is not None]
-        found = [f"audit after {kill}: {'; '.join(audit.problems)}" for kill, audit in audits if not audit.clean]
+        audits = [(killed.kill, killed.audit) for killed in self.killed if killed.audit is not None]
+        faults = [f"audit after {kill}: {'; '.join(audit.problems)}" for kill, audit in audits if not audit.clean]
         audit = self.audit()
         if not audit.clean or audit.trained != audit.tasks_drawn:
-            found.append(f"audit at the end: {audit}")
-        for each in self.killed:
-            lines = read_metrics(self.folder(each.kill.stage))
-            later = [line.step for line in lines if line.source == "trainer" and line.time > each.at + 1]
-            if later and later[0] <= each.checkpoint:
-                found.append(f"{each.kill}: checkpoint {each.checkpoint}, but step {later[0]} was done again")
-        return found
+            faults.append(f"audit at the end: {audit}")
+        for killed in self.killed:
+            lines = read_metrics(self.folder(killed.kill.stage))
+            later = [line.step for line in lines if line.source == "trainer" and line.time > killed.at + 1]
+            if later and later[0] <= killed.checkpoint:
+                faults.append(f"{killed.kill}: checkpoint {killed.checkpoint}, but step {later[0]} was done again")
+        return faults
 
     # ---- inside ----
 
@@ -260,34 +260,34 @@ class ChaosRun:
             time.sleep(0.05)
         folder = self.folder(kill.stage)
         before = _mark(folder, kill.moment)
-        found = self._find(kill)
+        victims = self._find(kill)
         while kill.moment != "any" and _mark(folder, kill.moment) <= before and not self._ended():
             time.sleep(POLL_SECONDS)
         time.sleep(kill.delay)
-        if not all(each.is_running() for each in found):
-            found = self._find(kill)
+        if not all(process.is_running() for process in victims):
+            victims = self._find(kill)
         checkpoint, now = max(whole_steps(folder), default=0), time.time()
-        for process in found:
+        for process in victims:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        if found:
+        if victims:
             audit = self.audit() if any((self.job / "buffer").glob("*.db")) else None
-            self.killed.append(Killed(kill, len(found), now, checkpoint, audit))
+            self.killed.append(Killed(kill, len(victims), now, checkpoint, audit))
             self._tries, self._began = 0, time.monotonic()
 
     def _find(self, kill: Kill) -> list[psutil.Process]:
         """One process of each kind, the last one started; waits until there is one. None of them if the run ends."""
         wanted = kill.what.split("+")
-        while len(found := [each for what in wanted for each in self._victims(what)[-1:]]) < len(wanted):
+        while len(victims := [process for what in wanted for process in self._victims(what)[-1:]]) < len(wanted):
             if self._ended():
                 return []
             time.sleep(0.05)
-        return found
+        return victims
 
     def _victims(self, what: str) -> list[psutil.Process]:
         if what == "flow":
             return [self.process] if self.process is not None and self.process.poll() is None else []
-        return [each for each in self._family() if _is(each, what)]
+        return [process for process in self._family() if _is(process, what)]
 
     def _family(self) -> Iterator[psutil.Process]:
         if self.process is None:

@@ -15,7 +15,7 @@ from chaos.killing import ChaosRun, Kill
 from trinity_core.checkpoints.adapters import read_config
 from trinity_core.checkpoints.convert import convert_all
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 STEPS = 6
 ADAPTER = (
@@ -28,8 +28,8 @@ TURNS = ("cluster.colocate=true", "synchronizer.sync_interval=2", "synchronizer.
 
 def numbers_of(run: ChaosRun, step: int) -> dict[str, float]:
     """The trainer's metrics of a step, but for times."""
-    found = [line.metrics for line in read_metrics(run.job) if line.source == "trainer" and line.step == step]
-    return {name: value for name, value in found[-1].items() if not name.startswith("timing")}
+    metrics = [line.metrics for line in read_metrics(run.job) if line.source == "trainer" and line.step == step]
+    return {name: value for name, value in metrics[-1].items() if not name.startswith("timing")}
 
 
 @pytest.mark.slow

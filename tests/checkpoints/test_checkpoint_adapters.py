@@ -40,7 +40,7 @@ def test_an_adapter_as_peft_writes_it_is_read(tmp_path: Path) -> None:
 
 
 def test_two_converters_of_one_adapter_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each writes a file of its own, and a full disk or a read-only folder is told as what it is."""
+    """Each writes a file of its own, and a full disk or a read-only folder is reported as such."""
     from trinity_core.checkpoints import adapters
 
     names = []

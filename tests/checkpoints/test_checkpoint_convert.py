@@ -323,12 +323,18 @@ def test_converted_models_stop_where_their_template_ends_answers(tmp_path):
     assert kept["eos_token_id"] == tokenizer.eos_token_id
 
 
-def test_the_configuration_names_the_data_type(tmp_path):
+def test_the_configuration_names_the_data_type(tmp_path, monkeypatch):
+    """Torch's default, which all threads share, stays as it is: a train step may run beside the conversion."""
     model = tiny(dtype=torch.float32)
     model.config.dtype = torch.bfloat16
     actor = folder_for(tmp_path, 1, model)
     save_whole(actor, weights_of(model))
-    assert AutoModelForCausalLM.from_pretrained(convert(actor.parent)).dtype == torch.float32
+    defaults = []
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "set_default_dtype", defaults.append)
+        folder = convert(actor.parent)
+    assert set(defaults) <= {torch.get_default_dtype()}
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
 
 
 def test_large_models_are_cut_into_files(tmp_path, monkeypatch):

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trinity_core.config import config_from_text, load_config, stages, store_url, to_yaml, train_settings
+from trinity_core.config import (
+    config_from_dict,
+    config_from_text,
+    load_config,
+    stages,
+    store_url,
+    to_yaml,
+    train_settings,
+)
 from trinity_core.config.notices import remarks
 
 DOCUMENTS = Path(__file__).parent / "documents"
@@ -113,6 +121,15 @@ def test_a_math_workflow_without_a_reward_is_that_of_trinity_rft(override: str, 
     assert ("buffer.explorer_input.taskset.workflow_args" in keys) is (thinks is True)
     again = config_from_text(to_yaml(config))
     assert again == config
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_list_of_task_sets_that_writes_with_think_gets_no_notice(written: bool) -> None:
+    tree = yaml.safe_load((DOCUMENTS / "quick_start.yaml").read_text())
+    inputs = tree["buffer"]["explorer_input"]
+    inputs["tasksets"] = [inputs.pop("taskset") | {"workflow_args": {"with_think": True} if written else {}}]
+    keys = [notice.key for notice in remarks(config_from_dict(tree))]
+    assert ("buffer.explorer_input.tasksets[0].workflow_args" in keys) is not written
 
 
 def test_asynchronous_runs_share_their_folder_and_store() -> None:

@@ -170,7 +170,7 @@ def test_a_stage_has_the_notices_of_its_own_keys_and_of_those_above() -> None:
         "  - {stage_name: b}\n"
     )
     config = config_from_text(text, ["monitor.detailed_stats=true"])
-    found = [{finding.key for finding in remarks(stage)} for stage in stages(config)]
+    keys = [{finding.key for finding in remarks(stage)} for stage in stages(config)]
     own = {"buffer.pad_token_id", "explorer.max_waiting_steps"}
-    assert found == [{"monitor.detailed_stats", *own}, {"monitor.detailed_stats"}]
+    assert keys == [{"monitor.detailed_stats", *own}, {"monitor.detailed_stats"}]
     assert "pad_token_id" not in stages(config)[0].given["buffer"]

@@ -26,6 +26,7 @@ INPUT = "buffer.explorer_input"
 SEPARATE = "synchronizer.sync_method=checkpoint"
 REUSED = "buffer.trainer_input.experience_buffer.replay_buffer={enable: true, reuse_cooldown_time: 1}"
 STYLE = "synchronizer.sync_style=trainer_driven"
+FOUR_NODES = ("cluster.node_num=4", "cluster.gpu_per_node=4", "cluster.ray_address=auto", f"{BUFFER}.path=null")
 
 
 def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Problem]:
@@ -227,6 +228,13 @@ TABLE = [
     ),
     mistake("conflict", "cluster.colocate=true", "cluster.gpu_per_node=1", REUSED, key="cluster.colocate"),
     mistake("conflict", "explorer.rollout_model.engine_num=3"),
+    mistake("conflict", *FOUR_NODES, "explorer.rollout_model.tensor_parallel_size=8"),
+    mistake(
+        "conflict",
+        *FOUR_NODES,
+        "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 8}]",
+        key="explorer.auxiliary_models[0].tensor_parallel_size",
+    ),
     mistake("conflict", "trainer.worker_num=2"),
     mistake("conflict", "cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
     mistake(
@@ -384,6 +392,10 @@ def test_dpo_batch_must_be_even() -> None:
 
 def test_supervised_runs_may_inherit_any_sync_method() -> None:
     assert config_from_dict(merge(GOOD, SFT)).synchronizer.sync_method == "nccl"
+
+
+def test_engine_and_one_worker_may_share_the_only_gpu() -> None:
+    config_from_dict(GOOD, ["cluster.gpu_per_node=1", "trainer.worker_num=1"])
 
 
 def test_all_problems_are_reported_with_file_and_line(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_reasons_are_sentences() -> None:
 
 
 def test_every_setting_has_a_doc_and_a_default() -> None:
-    """The file of a run may be short; what a section must have is said by rules, which know the mode."""
+    """The file of a run may be short; keys that a section must have are reported by rules, which know the mode."""
     for key, section in sections():
         for setting in settings(section):
             assert setting.doc.endswith("."), f"{key}.{setting.name}"

@@ -151,7 +151,7 @@ KIMI = Family(  # special tokens inside an answer
     '[<|calls_begin|><|call_begin|>call00001<|call_arguments|>{"a": "2"}<|call_end|><|calls_end|><|im_end|>]'
     "<|im_tool|>tool<|im_middle|>5<|im_end|><|im_assistant|>assistant<|im_middle|>[so 5<|im_end|>]",
 )  # fmt: skip
-HARMONY = Family(  # an answer ends in another way once the conversation goes on; the policy writes the channel
+HARMONY = Family(  # an answer ends in another way once the conversation continues; the policy writes the channel
     "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>"
     "{% elif m.role == 'tool' %}<|start|>functions.add to=assistant<|channel|>commentary<|message|>{{ m.content }}"
     "<|end|>"

@@ -189,7 +189,7 @@ def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path
 
 
 def test_rows_of_tool_n1_need_no_format(given: dict[str, Any], tmp_path: Path) -> None:
-    """As its script writes ToolACE: tools and answers as JSON text; one conversation goes on after a call."""
+    """As its script writes ToolACE: tools and answers as JSON text; one conversation continues after a call."""
     call = {"name": "news", "arguments": {"country": "Fiji"}}
     row = {
         "tools": json.dumps([{"name": "news", "parameters": {"type": "dict", "properties": {}}}]),

@@ -1,4 +1,4 @@
-"""Task sets that grow while a run goes on: the table, what is read from it, and the order of draws."""
+"""Task sets that grow during a run: the table, what is read from it, and the order of draws."""
 
 import sqlite3
 

@@ -128,7 +128,7 @@ def test_shuffle_differs_by_epoch_and_seed():
 
 
 def test_the_shuffled_order_follows_from_seed_and_epoch():
-    """A run goes on in this order after an update of the project."""
+    """A run continues in this order after an update of the project."""
     order = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
     mixed = np.random.default_rng([3, 2, 0]).permutation([0, 0, 0, 0, 1, 1, 1])
     rows = [iter(np.random.default_rng([3, source, 0]).permutation(size)) for source, size in ((0, 4), (1, 3))]

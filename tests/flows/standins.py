@@ -19,7 +19,8 @@ from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.store.run_store import open_run_store
-from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.scores import score_fingerprint
 
 STEPS = 6
@@ -123,7 +124,7 @@ class Trainer:
                 raise DataError("row 7 of train.jsonl has no answer")
             case "die, then head", 5:
                 flow = psutil.Process(os.getppid()).parent()
-                [head] = [each for each in flow.children() if each.name() == "gcs_server"]
+                [head] = [process for process in flow.children() if process.name() == "gcs_server"]
                 head.kill()
             case _:
                 os._exit(1)

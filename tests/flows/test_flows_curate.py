@@ -1,4 +1,4 @@
-"""The flow `curate` against a real API: what it shows, and that a retry goes on where the first attempt was."""
+"""The flow `curate` against a real API: what it shows, and that a retry continues where the first attempt ended."""
 
 from __future__ import annotations
 

@@ -295,8 +295,8 @@ def test_what_we_start_asks_no_proxy_for_this_machine(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    found = prefect_environment()
-    assert (found["no_proxy"], found["NO_PROXY"]) == (lower, upper)
+    environment = prefect_environment()
+    assert (environment["no_proxy"], environment["NO_PROXY"]) == (lower, upper)
 
 
 def test_nobody_answers_where_something_else_does() -> None:

@@ -16,8 +16,8 @@ from flows.local.pages import Page, mlflow_page, port_is_free, start_page, wait_
 from flows.local.server import Process, UpState, answers
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
-from trinity_core.tracking import MetricLine
 from trinity_core.tracking.forwarder import open_writer
+from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.writers import RunInfo, RunOutcome
 
 sys.path.append(str(Path(__file__).parent.parent / "view"))

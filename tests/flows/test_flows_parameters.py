@@ -25,7 +25,7 @@ def flow_of(deployment: dict[str, Any]) -> Any:
 
 
 def test_the_mission_s_deployments_are_there() -> None:
-    names = {f"{flow_of(each).name}/{each['name']}" for each in DEPLOYMENTS}
+    names = {f"{flow_of(deployment).name}/{deployment['name']}" for deployment in DEPLOYMENTS}
     of_gsm8k = {f"{flow}/gsm8k" for flow in ("sft", "rft", "evaluate", "convert", "pipeline")}
     of_async = {f"rft/gsm8k-{part}" for part in ("explorer", "trainer", "async")}
     assert names >= {*of_gsm8k, *of_async, "evaluate/sweep"}
@@ -36,7 +36,11 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
     """As it does: those of the deployment over the flow's defaults, all checked by their types."""
     flow = flow_of(deployment)
     parameters = inspect.signature(flow.fn).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }
     given = defaults | deployment["parameters"]
     assert flow.validate_parameters(given) == given
     assert all((ROOT / file).exists() for file in given.get("configs") or [given["config"]])
@@ -54,7 +58,7 @@ def test_the_form_names_and_explains_every_parameter(deployment: dict[str, Any])
     for name, each in shown.items():
         assert each["title"] != name and each["title"][0].isupper(), name
         assert len(each["description"]) > 10, name
-    assert [each["position"] for each in shown.values()] == list(range(len(shown)))
+    assert [field["position"] for field in shown.values()] == list(range(len(shown)))
 
 
 @pytest.mark.parametrize("wrong", [{"config": ""}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}])

@@ -27,23 +27,23 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def summary(out: Path, **others: Any) -> dict[str, Any]:
     root = out.absolute()
-    found = {
+    values = {
         "accuracy_base": 0.0, "accuracy_sft": 0.5, "accuracy_rft": 1.0,
         "steps": {"sft": 1}, "stage_seconds": {"sft": 2.0},
         "checkpoint_dir": str(root), "hf_dir": str(root / "model"),
         "mlflow_uri": f"sqlite:///{root}/mlflow.db", "curve": str(root / "curve.png"),
     }  # fmt: skip
-    return found | others
+    return values | others
 
 
 def rows(text: str) -> dict[str, list[str]]:
     """Name -> what it is and, where there is one, the command that opens it."""
-    found: dict[str, list[str]] = {}
+    commands: dict[str, list[str]] = {}
     name = ""
     for line in text.strip().splitlines():
         name = line[:11].strip() or name
-        found.setdefault(name, []).append(line[12:])
-    return found
+        commands.setdefault(name, []).append(line[12:])
+    return commands
 
 
 def test_a_folder_without_a_project_is_told_what_makes_one(out: Path) -> None:
@@ -53,17 +53,17 @@ def test_a_folder_without_a_project_is_told_what_makes_one(out: Path) -> None:
 
 
 def test_commands_can_be_pasted(out: Path) -> None:
-    found = rows(as_text(summary(out), out))
-    assert found["checkpoint"][1] == """ls -R 'my runs/it'"'"'s'"""
-    assert "model" in subprocess.check_output(found["checkpoint"][1], shell=True, text=True)
-    python, option, program = shlex.split(found["model"][1])
+    commands = rows(as_text(summary(out), out))
+    assert commands["checkpoint"][1] == """ls -R 'my runs/it'"'"'s'"""
+    assert "model" in subprocess.check_output(commands["checkpoint"][1], shell=True, text=True)
+    python, option, program = shlex.split(commands["model"][1])
     assert Path(python).samefile(sys.executable) and option == "-c"
     compile(program, "pasted", "exec")
     assert """from_pretrained("my runs/it's/model")""" in program
-    python, *serve = shlex.split(found["MLflow"][1])
+    python, *serve = shlex.split(commands["MLflow"][1])
     assert Path(python).samefile(sys.executable)
     assert serve == ["-m", "mlflow", "ui", "--backend-store-uri", summary(out)["mlflow_uri"]]
-    trinity, command = shlex.split(found["pages"][1])
+    trinity, command = shlex.split(commands["pages"][1])
     assert Path(trinity).samefile(Path(sys.executable).with_name("trinity")) and command == "up"
 
 
@@ -72,12 +72,12 @@ def test_the_curve_is_opened_with_what_there_is(viewer: str | None, out: Path, m
     monkeypatch.setattr("flows.quickstart.which", lambda name: name if name == viewer else None)
     path, *command = rows(as_text(summary(out), out))["curve"]
     assert path == summary(out)["curve"]
-    assert [shlex.split(each) for each in command] == ([[viewer, "my runs/it's/curve.png"]] if viewer else [])
+    assert [shlex.split(line) for line in command] == ([[viewer, "my runs/it's/curve.png"]] if viewer else [])
 
 
 def test_a_pipeline_of_ones_own_may_track_elsewhere(out: Path) -> None:
-    found = rows(as_text(summary(out, mlflow_uri=None, curve=None), out))
-    assert len(found["MLflow"]) == len(found["curve"]) == 1
+    commands = rows(as_text(summary(out, mlflow_uri=None, curve=None), out))
+    assert len(commands["MLflow"]) == len(commands["curve"]) == 1
 
 
 def test_another_seed_gets_a_folder_that_can_be_pasted(out: Path) -> None:

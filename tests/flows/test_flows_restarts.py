@@ -107,13 +107,13 @@ def test_a_killed_run_is_scheduled_again_and_no_other(
         supervisor.look()
 
         def state(run_id: Any) -> Any:
-            found = client.read_flow_run(run_id).state
-            return found.type.value, found.message == RESTARTED
+            present = client.read_flow_run(run_id).state
+            return present.type.value, present.message == RESTARTED
 
         assert state(killed) == ("SCHEDULED", True) and state(part)[0] == "CRASHED"
         assert {state(other)[0] for other in (long_ago, cancelled)} == {"CRASHED"} and state(failed)[0] == "FAILED"
-        for each in (Pending, Running, Crashed):
-            client.set_flow_run_state(killed, each(), force=True)
+        for state_type in (Pending, Running, Crashed):
+            client.set_flow_run_state(killed, state_type(), force=True)
         supervisor.look()
         supervisor.look()
         assert state(killed) == ("CRASHED", False), "once an hour is enough"
@@ -153,24 +153,30 @@ def test_a_cancelled_run_that_nobody_ends_is_ended(
 
 @pytest.mark.slow
 def test_a_run_that_has_ended_keeps_its_state(prefect_api: str) -> None:
-    """It was at work when `down` asked it to end, and completed before. A worker notes a cancelled one as crashed."""
-    from prefect import flow
+    """It was at work when `down` asked it to end, and completed before. A worker notes a cancelled one as crashed.
+    Subflows that crashed in an earlier attempt, or below a run that completed, were not cancelled."""
+    from prefect import flow, task
     from prefect.states import Cancelling, Completed, Crashed, Failed, Running
 
     def work() -> None: ...
 
     with api_client(prefect_api) as client:
 
-        def run(*states: Callable[[], Any]) -> Any:
-            seen = client.create_flow_run(flow(work), state=Running())
+        def run(*states: Callable[[], Any], parent: Any = None) -> Any:
+            placeholder = client.create_task_run(task(work), parent.id, uuid4().hex).id if parent else None
+            seen = client.create_flow_run(flow(work), parent_task_run_id=placeholder, state=Running())
             for state in states:
                 client.set_flow_run_state(seen.id, state(), force=True)
             return seen
 
         runs = [run(Completed), run(Failed), run(Cancelling, Crashed), run(Cancelling), run()]
+        before = [run(Crashed, parent=runs[0]), run(Crashed, parent=runs[-1])]
+        client.set_flow_run_state(runs[-1].id, Running(), force=True)
+        now = [run(Crashed, parent=runs[-1]), run(parent=runs[-1])]
         mark_ended(client, runs, "Cancelled", "`trinity down` has ended it")
         names = [client.read_flow_run(run.id).state.name for run in runs]
         assert names == ["Completed", "Failed", "Cancelled", "Cancelled", "Cancelled"]
+        assert [client.read_flow_run(run.id).state.name for run in before + now] == ["Crashed"] * 2 + ["Cancelled"] * 2
 
 
 @pytest.mark.slow

@@ -199,8 +199,8 @@ def test_a_run_shows_what_it_does(
         summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
         assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
-        found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
-        names = {each.name.rsplit("-", 1)[0] for each in found}
+        task_runs = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
+        names = {task_run.name.rsplit("-", 1)[0] for task_run in task_runs}
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
@@ -220,7 +220,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
 
     use_standins()
     monkeypatch.setattr(
-        "trinity_core.runtime.evaluation.huggingface_folder", lambda config, step, merge: folder / "model"
+        "trinity_core.runtime.run_attempt.huggingface_folder", lambda config, step, merge: folder / "model"
     )
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))

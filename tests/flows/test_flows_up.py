@@ -89,9 +89,9 @@ def begun(root: Path, *before: int) -> int:
     """The id of the process in which the flow runs, once it does; not one of those before."""
     deadline = time.monotonic() + 120
     while True:
-        found = {int(path.name.removeprefix("begun_")) for path in root.glob("begun_*")} - {*before}
-        if found:
-            return found.pop()
+        new = {int(path.name.removeprefix("begun_")) for path in root.glob("begun_*")} - {*before}
+        if new:
+            return new.pop()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -141,8 +141,8 @@ def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_ap
         second = begun(root, *cancelled, first)
         assert client.read_flow_run(going.id).run_count == 3
         worker = pid("worker", root)
-        for each in (worker, second):
-            os.kill(each, signal.SIGKILL)
+        for process in (worker, second):
+            os.kill(process, signal.SIGKILL)
         third = begun(root, *cancelled, first, second)
         assert pid("worker", root) != worker, "the supervisor has started another worker, which has taken the run"
 

@@ -69,7 +69,9 @@ def answers_of(config, kind) -> list[list[str]]:
     """What a trainer would learn from: the answers of each row."""
     encoder = policy_encoder(config.model)
     rows = read_answers(config.buffer.trainer_input.experience_buffer, encoder, kind).rows
-    return [[encoder.tokenizer.decode(each.tokens[each.prompt_length :]) for each in row] for row in rows]
+    return [
+        [encoder.tokenizer.decode(experience.tokens[experience.prompt_length :]) for experience in row] for row in rows
+    ]
 
 
 def test_tasks_whose_answers_differ_are_shown(config) -> None:
@@ -107,7 +109,7 @@ def test_kept_answers_without_a_verifiers_verdict_are_learned_whole(config) -> N
     buffer = with_verdicts(config).buffer.trainer_input.experience_buffer
     for kind, rows in (("demonstrations", [[0]]), ("preferences", [[0, 1]])):
         learned = read_answers(buffer, policy_encoder(config.model), kind).rows
-        sizes = [[int(each.answer.sum()) for each in row] for row in learned]
+        sizes = [[int(experience.answer.sum()) for experience in row] for row in learned]
         assert sizes == [[masked[place].response_length for place in row] for row in rows]
 
 

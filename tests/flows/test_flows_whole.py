@@ -33,7 +33,7 @@ from trinity_core.checkpoints.convert import convert_all
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -78,15 +78,17 @@ class Deployed(ChaosRun):
         return recorded
 
     def flow_run(self) -> dict[str, Any]:
-        """The attacked flow run, as the UI is told of it."""
+        """The attacked flow run, as the UI shows it."""
         with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}", timeout=30) as answer:
             flow_run: dict[str, Any] = json.load(answer)
             return flow_run
 
     def flows(self) -> list[psutil.Process]:
         """The process in which a flow runs, once it has started Ray."""
-        [worker] = [each["pid"] for each in self.up()["processes"] if each["name"] == "worker"]
-        raylets = [each for each in psutil.Process(worker).children(recursive=True) if called(each) == "raylet"]
+        [worker] = [process["pid"] for process in self.up()["processes"] if process["name"] == "worker"]
+        raylets = [
+            process for process in psutil.Process(worker).children(recursive=True) if called(process) == "raylet"
+        ]
         return [flow for raylet in raylets if (flow := raylet.parent())]
 
     def _ended(self) -> bool:
@@ -129,7 +131,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
         here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
         servers = [psutil.Process(process["pid"]) for process in here.up()["processes"]]
-        family = [each for server in servers for each in (server, *server.children(recursive=True))]
+        family = [process for server in servers for process in (server, *server.children(recursive=True))]
         yield here
         here.call("trinity", "down")
         assert not psutil.wait_procs(family, timeout=10)[1]
@@ -168,7 +170,7 @@ def test_kills_of_every_process_lose_nothing_and_change_no_weight(
     deployed.kill(Kill("reward", 2, delay=0.2))
     wait_until(lambda: KILLED_AT in trained_steps(deployed.job))
     [flow] = deployed.flows()
-    family = [flow, *(each for each in flow.children(recursive=True) if called(each) not in {"", *RAY_AGENTS})]
+    family = [flow, *(process for process in flow.children(recursive=True) if called(process) not in {"", *RAY_AGENTS})]
     flow.kill()
     assert not psutil.wait_procs(family, timeout=20)[1], "engines, trainers and Ray go with the flow"
     slow.unlink()
@@ -239,7 +241,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Deploy
     history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
     points = sorted({(point.step, point.value) for point in history})
     assert [step for step, _ in points] == list(range(1, STEPS + 1))
-    (model,) = [each for each in client.search_registered_models() if "rft" in each.name]
+    (model,) = [model for model in client.search_registered_models() if "rft" in model.name]
     assert client.get_model_version_by_alias(model.name, "champion")
 
 
@@ -293,7 +295,7 @@ def tracked_runs(here: Deployed) -> list[Any]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{here.root / 'checkpoints/mlflow.db'}")
-    return client.search_runs([each.experiment_id for each in client.search_experiments()])
+    return client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
 
 
 def wait_until(true: Any, seconds: float = 600) -> None:

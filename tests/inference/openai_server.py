@@ -13,7 +13,7 @@ import openai
 
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
-from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
+from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
 
@@ -57,14 +57,14 @@ def serving(folder, *engines, max_model_len=256, server=None, judge=False, **ser
     thread.start()
     do = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(120)  # noqa: E731
     settings = EngineSettings(str(folder), max_model_len=max_model_len, dtype="float32")
-    model = {"names": ("policy", str(folder)), "path": str(folder), "sampling": (("temperature", 1.0),), **served}
+    model = ServedModel(("policy", str(folder)), str(folder), sampling=(("temperature", 1.0),), **served)
 
     async def start():
         pool = EnginePool(engines, str(folder))
         await pool.start()
         models = [ModelOnPool(model, settings, pool)]
         if judge:
-            models.append(ModelOnPool({"names": ("judge",), "path": str(folder), "recorded": False}, settings, pool))
+            models.append(ModelOnPool(ServedModel(("judge",), str(folder), recorded=False), settings, pool))
         api = ApiServer(models, **(server or {}))
         await api.start()
         return Api(api, pool, load_tokenizer(str(folder)), loop)

@@ -36,11 +36,11 @@ def test_policy_and_auxiliary_models_are_served(tmp_path):
     server = served.api_server(settings, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
     assert (server.host, server.port) == ("127.0.0.1", 1)
     policy, other = server.models
-    assert policy.served["names"] == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
-    assert dict(policy.served["sampling"])["temperature"] == 0.7 and policy.settings.max_model_len == 99
-    assert policy.served["tool_call_parser"] == "hermes" and policy.served["enable_auto_tool_choice"]
-    assert other.served["names"] == ("judge",) and other.served["recorded"] is False
-    assert other.served["reasoning_parser"] == "qwen3" and other.settings.model_path == "j"
+    assert policy.served.names == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
+    assert dict(policy.served.sampling)["temperature"] == 0.7 and policy.settings.max_model_len == 99
+    assert policy.served.tool_call_parser == "hermes" and policy.served.enable_auto_tool_choice
+    assert other.served.names == ("judge",) and other.served.recorded is False
+    assert other.served.reasoning_parser == "qwen3" and other.settings.model_path == "j"
 
 
 def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):

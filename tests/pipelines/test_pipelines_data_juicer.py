@@ -16,9 +16,14 @@ from raising import raising
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import InputError, TransientFault, TrinityError
-from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, process_rows
-from trinity_core.pipelines.data_juicer.client import steps_of
-from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING, installed_operators, require_installed
+from trinity_core.pipelines.data_juicer.client import DataJuicer, process_rows, steps_of
+from trinity_core.pipelines.data_juicer.local import (
+    ENVIRONMENT,
+    MISSING,
+    LocalDataJuicer,
+    installed_operators,
+    require_installed,
+)
 from trinity_core.pipelines.operators import OPERATORS, pipeline
 
 installed = pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)

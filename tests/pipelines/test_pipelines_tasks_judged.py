@@ -12,8 +12,8 @@ from raising import raising
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import EndpointError, InputError, ModelError, TransientFault
 from trinity_core.pipelines.tasks import TaskPipeline, curate
+from trinity_core.pipelines.tasks.asking import score_of
 from trinity_core.pipelines.tasks.curation import made_operator
-from trinity_core.pipelines.tasks.judged import score_of
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 
 ASPECTS = ("reasoning", "knowledge", "steps", "ambiguity")

@@ -12,9 +12,9 @@ from raising import raising
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks import TaskPipeline, curate
+from trinity_core.pipelines.tasks.asking import REWRITE
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
-from trinity_core.pipelines.tasks.solved import REWRITE
 
 ROWS = [{"question": name, "answer": "#### 7"} for name in ("always", "half", "never", "silent")]
 Answer = str | NoAnswer

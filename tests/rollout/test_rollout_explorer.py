@@ -324,7 +324,7 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
 
 
 def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
-    """It comes a moment late; with more steps it goes on, for a trainer that is started again with the same number."""
+    """It comes a moment late; with more steps it continues, for a trainer that starts again with the same number."""
     settings = config(mode="explore", explorer={"name": "explorer_new"})
     with stored(settings) as store:
         store.begin("trainer", 9)
@@ -1085,7 +1085,7 @@ def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_ta
 
 @pytest.mark.parametrize("mode", ["both", "explore"])
 def test_tasks_that_arrive_meanwhile_are_explored(config, engine, mode):
-    """It says what it waits for, goes on after a restart, and finishes when the queue has ended."""
+    """It logs what it waits for, continues after a restart, and finishes when the queue has ended."""
     settings = config(mode=mode, buffer={"batch_size": 3, "total_steps": 99})
     (taskset,) = settings.buffer.explorer_input.tasksets
     arriving = taskset.with_values({"storage_type": "queue", "path": "arriving.db"})

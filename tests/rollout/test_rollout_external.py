@@ -17,7 +17,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.external_model import ExternalSession
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime.evaluation import unscored_targets
+from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, choose_stage
 from trinity_core.runtime.summary import evaluation_text, read_summary, summary_of_scores
@@ -183,7 +183,7 @@ URL = "http://127.0.0.1:1/v1"
 
 def test_a_scored_endpoint_is_asked_again_if_it_changes(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     one = config_of(tmp_path, tiny_folders, URL)
-    assert [target.step for target in unscored_targets(one, "missing")] == [0]
+    assert unscored_steps(one, "missing") == [0]
     changes = (
         {"timeout": 5},
         {"model_name": "other"},

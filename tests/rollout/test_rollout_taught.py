@@ -211,7 +211,7 @@ def test_a_command_asks_an_engine(taught, tmp_path):
 
 
 def test_groups_without_a_difference_are_replaced(taught, tmp_path):
-    """Half of the groups of two have equal rewards: each step goes on until it has both groups that it needs."""
+    """Half of the groups of two have equal rewards: each step continues until it has both groups that it needs."""
     sections = {
         "explorer": {"max_refill_rounds": 40},
         "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},

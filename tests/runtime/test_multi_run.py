@@ -67,11 +67,18 @@ def test_parts_need_their_gpus_together(files: Any, monkeypatch: pytest.MonkeyPa
     assert gpus_together(plan_parts(files("trainer", "explorer"), [])) == 8
 
 
-def test_an_explorer_works_again_if_its_trainer_goes_back(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has finished and ended by then; nobody else would explore what the rewind took back."""
+@pytest.mark.parametrize("fresh", ["", "_20260101000000"])
+def test_an_explorer_works_again_if_its_trainer_goes_back(
+    files: Any, monkeypatch: pytest.MonkeyPatch, fresh: str
+) -> None:
+    """It has finished and ended by then; nobody else would explore what the rewind took back. With
+    `continue_from_checkpoint: false` the run may be in a folder of its own, beside that of a run that was killed."""
     names = files("trainer", "explorer")
     (trainer, _) = plan_parts(names, ["cluster.gpu_per_node=0"])
-    store, ran, again = open_run_store(trainer.config), [], Event()
+    run_config = trainer.config.with_values({"name": trainer.config.name + fresh})
+    if fresh:
+        open_run_store(trainer.config).put("explorer", 1, {}, make_rows(1), 0)
+    store, ran, again = open_run_store(run_config), [], Event()
     monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
     monkeypatch.setattr(driver, "shared_ray", lambda *_: nullcontext(CancelToken()))
@@ -99,7 +106,7 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(files: Any, monkeypatc
                 for step in (2, 3):
                     assert wait_lease(store, step, 2, step - 1, timeout=30)
                 store.commit(3)
-            return {}
+            return {"name": run_config.name}
 
     assert driver.run_parts(names, ["cluster.gpu_per_node=0"], Played()).keys() == {"trainer", "explorer"}
     assert ran.count("explore") == 2 and ran.count("train") == 1

@@ -152,9 +152,9 @@ def started(cluster: Cluster, placement: Placement) -> tuple[list[Any], list[Any
         cluster.actor(Process, f"worker_{rank}", gpus=placement.trainer_gpus, where=placement.nodes.trainer(rank))
         for rank in range(placement.trainers)
     ]
-    found = [ray.get([each.where.remote() for each in group], timeout=120) for group in (engines, workers)]
+    nodes_of = [ray.get([actor.where.remote() for actor in group], timeout=120) for group in (engines, workers)]
     cluster.kill([*engines, *workers])
-    return found[0], found[1]
+    return nodes_of[0], nodes_of[1]
 
 
 @pytest.mark.slow
@@ -247,15 +247,15 @@ def test_a_lost_engine_is_replaced_in_its_place(
         ]
 
         async def replaced() -> tuple[list[Any], list[Any]]:
-            for each in engines:
-                await each.start()
-            before = [await each.where() for each in engines]
-            heirs = [await each.successor("other") for each in engines]
-            heirs = [await each.successor("newest") for each in heirs]
-            after = [await asyncio.wait_for(each.where(), 60) for each in heirs]
-            assert [(await each.describe())[0].model_path for each in heirs] == ["newest"] * 3
-            for each in heirs:
-                await each.stop()
+            for engine in engines:
+                await engine.start()
+            before = [await engine.where() for engine in engines]
+            heirs = [await engine.successor("other") for engine in engines]
+            heirs = [await engine.successor("newest") for engine in heirs]
+            after = [await asyncio.wait_for(engine.where(), 60) for engine in heirs]
+            assert [(await engine.describe())[0].model_path for engine in heirs] == ["newest"] * 3
+            for engine in heirs:
+                await engine.stop()
             return before, after
 
         before, after = asyncio.run(replaced())

@@ -1,4 +1,4 @@
-"""How many steps a stage has that says for how many epochs it goes on."""
+"""The number of steps of a stage whose length is given in epochs."""
 
 from __future__ import annotations
 

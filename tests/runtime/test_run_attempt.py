@@ -17,7 +17,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
 from trinity_core.runtime.adapter import PLAIN
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import ANOTHER_FOLLOWS
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
@@ -26,7 +26,8 @@ from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.memory import memory_root
 from trinity_core.sync.versions import open_versions
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.run_record import read_record
 from trinity_core.tracking.writers import RunOutcome
 from trinity_core.training.worker import TrainerWorker
 
@@ -176,6 +177,51 @@ def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch
     go_on.set()
     attempt._tracking._opening.join(60)
     assert closed == [RunOutcome.FAILED] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_attempt_that_is_refused_at_once_is_recorded_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(attempt: RunAttempt) -> None:
+        raise TrinityError("no GPU is left for the engines")
+
+    monkeypatch.setattr(RunAttempt, "engines", refuse)
+    before = set(threading.enumerate())
+    with pytest.raises(TrinityError):
+        begin(tmp_path, monitor_type="tensorboard")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    record = read_record(tmp_path / "p/n")
+    assert record is not None and record.state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt(), "cancelled"), (TrinityError("the explorer fails"), "failed")]
+)
+def test_a_part_that_was_asked_to_end_is_recorded_as_its_run_ended(
+    tmp_path: Path, error: BaseException, state: str
+) -> None:
+    """The part itself, whose thread no signal reaches, is told the same in both cases."""
+    begun = threading.Event()
+
+    class Asked(CancelToken):
+        def check(self) -> None:
+            if begun.is_set():
+                raise error
+
+    def part() -> None:
+        with begin(tmp_path, monitor_type="tensorboard") as attempt:
+            begun.set()
+            until_stopped(attempt)
+            attempt.raise_if_cancelled()
+
+    token = Asked()
+    before = CANCEL_TOKEN.set(token)
+    with pytest.raises(type(error)):
+        PLAIN.run_components(token, {"trainer": part})
+    CANCEL_TOKEN.reset(before)
+    record = read_record(tmp_path / "p/n")
+    assert record is not None and record.state == state
 
 
 def until_stopped(attempt: RunAttempt) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.requests import WeightSource
+from trinity_core.inference.requests import EngineLost, WeightSource
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
@@ -78,6 +79,26 @@ def test_kept_engines_take_the_adapter_out_or_load_the_model(lora: bool, monkeyp
     monkeypatch.setattr(actors, "results_of", lambda *_: None)
     assert actors.start_engines(cluster, config, placement) == [engine]
     assert loaded == [WeightSource("folder", "" if lora else str(Path("org/name").absolute()))]
+
+
+@pytest.mark.parametrize(("error", "replaced"), [(EngineLost("no memory"), True), (TrinityError("no model"), False)])
+def test_kept_engines_that_cannot_load_are_ended(
+    error: Exception, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost one is replaced; in any case its memory is given up."""
+    config = small_config()
+    placement, cluster, ended = place(config, Machine(1, 0)), Cluster(config, Machine(1, 0)), Ended()
+    monkeypatch.setattr(cluster, "kill", ended.kill)
+
+    def load(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(actors, "load_folder", load)
+    monkeypatch.setattr(actors, "_start_engine", lambda *_: "new")
+    cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), ["kept"])
+    with nullcontext() if replaced else pytest.raises(type(error)):
+        assert actors.start_engines(cluster, config, placement) == ["new"]
+    assert ended == ["kept"]
 
 
 def test_nodes_of_kept_actors_are_given_up_when_those_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run goes on from there."""
+"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run resumes from there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import yaml
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ TRINITY = [
 def to_worker(run: int) -> None:
     """To the trainer's only worker."""
     family = psutil.Process(run).children(recursive=True)
-    [worker] = [each for each in family if each.name().startswith("ray::Trainer")]
+    [worker] = [process for process in family if process.name().startswith("ray::Trainer")]
     worker.terminate()
 
 
@@ -78,7 +78,7 @@ def noticed(command: list[str], root: Path, job: Path, send: Callable[[int], Non
         assert run.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
         time.sleep(0.1)
     family = psutil.Process(run.pid).children(recursive=True)
-    assert run.pid not in {os.getpgid(each.pid) for each in family}, "the group is the run alone"
+    assert run.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
     send(run.pid)
     code = run.wait(timeout=60)
     assert not psutil.wait_procs(family, timeout=15)[1]

@@ -15,6 +15,7 @@ from trinity_core.runtime import driver, pipeline
 from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
+from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.run_stores import runs_in
 from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
@@ -145,6 +146,20 @@ def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
         for coefficient in (1, 1.0, 1.5)
     )
     assert made_from(whole) == made_from(other) != made_from(half)
+
+
+def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> None:
+    """An editor's link to nowhere, which marks an unsaved file, does not."""
+    inner = tmp_path / "rewards" / "brief.py"
+    inner.parent.mkdir()
+    (tmp_path / ".#main.py").symlink_to("me@here:1")
+    config = Config().with_values({"plugin_dir": str(tmp_path)})
+    digests = []
+    for text in ("LIMIT = 10", "LIMIT = 20"):
+        inner.write_text(text)
+        digests.append((made_from(config)["inputs"].get(str(inner)), software(str(tmp_path))["plugin_dir"]))
+    before, after = digests
+    assert None not in before and before[0] != after[0] and before[1] != after[1]
 
 
 def test_a_ray_that_does_not_start_early_is_left_to_the_flow(

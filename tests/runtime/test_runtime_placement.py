@@ -93,7 +93,7 @@ def test_an_engine_does_not_span_nodes() -> None:
 
 
 def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
-    with raising(TrinityError, key="trainer.worker_num"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         place(configured(cluster={"colocate": False}), Machine(cpus=8, gpus=1))
     half = {"rollout_model": {"gpu_memory_utilization": 0.5}}
     config = configured(explorer=half, cluster={"colocate": False})
@@ -110,9 +110,9 @@ def test_on_a_single_gpu_engine_and_trainer_take_turns() -> None:
     assert (placed.engine_gpus, placed.trainer_gpus, placed.colocated, placed.in_turn) == (0.5, 0.5, True, True)
     assert sync_method(configured(), placed)[0] == "memory"
     style = {"sync_style": "trainer_driven"}
-    with raising(TrinityError, key="trainer.worker_num"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         place(configured(synchronizer=style), one)
-    with raising(TrinityError, key="trainer.worker_num"):
+    with raising(TrinityError, key="explorer.rollout_model.engine_num"):
         place(configured(trainer={"zero_stage": 3}), one)
     assert not place(configured(), Machine(8, 2)).colocated and not place(configured(), none).colocated
     asked = configured(cluster={"colocate": True})

@@ -11,7 +11,7 @@ import pytest
 from trinity_core.config import Config
 from trinity_core.runtime import progress
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
 
 
 class Actor:

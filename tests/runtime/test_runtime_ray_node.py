@@ -21,7 +21,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.ray_node import reach
-from trinity_core.tracking import MetricLine, read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 JOIN = """
@@ -109,7 +109,9 @@ def start(root: Path, env: dict[str, str], config: dict[str, Any], name: str) ->
 
 def trainer_worker() -> psutil.Process:
     """The one on the cluster that this process started."""
-    [worker] = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::Trainer")]
+    [worker] = [
+        process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::Trainer")
+    ]
     return worker
 
 

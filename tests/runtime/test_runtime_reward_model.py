@@ -34,7 +34,7 @@ def test_a_reward_model_takes_one_gpu_each(reward_folder: Path, tmp_path: Path) 
     config = config_of(tmp_path, reward_folder).with_values({"cluster.gpu_per_node": 8})
     model = config.explorer.auxiliary_models[0].with_values({"tensor_parallel_size": 2})
     config = config.with_values({"explorer.auxiliary_models": [model]})
-    with raising(TrinityError, key="tensor_parallel_size"):
+    with raising(TrinityError, key="explorer.auxiliary_models[0].tensor_parallel_size"):
         actors.start_auxiliary(None, config, place(config, Machine(cpus=8, gpus=8)))
 
 

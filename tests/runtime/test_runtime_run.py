@@ -11,7 +11,7 @@ from chaos.pipeline import STEPS, WARM_UP_STEPS, Undisturbed, pipeline
 
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.runtime import run
-from trinity_core.tracking import read_metrics
+from trinity_core.tracking.metrics_file import read_metrics
 
 
 def test_the_page_is_at_most_100_lines() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,4 +259,25 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     assert lines <= set(map(str, stage.warnings))
     evaluation = choose_stage(Request(config, "evaluate", which="base"))
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
-    assert evaluation.placement.engine_threads == stage.placement.engine_threads, "its engines are those of the run"
+
+
+@pytest.mark.parametrize("stages", [{}, {"stages": [{"stage_name": "first"}]}])
+def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
+    stages: dict[str, Any], tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation of its own has all cores."""
+    monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 0))
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    tree = {
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
+        "cluster": {"gpu_per_node": 0},
+        "synchronizer": {"sync_method": "memory", "sync_style": "explorer_driven"},
+        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
+    }
+    config = config_from_dict(tree | stages)
+    name = "first" if stages else ""
+    training = choose_stage(Request(config, "rft", name)).placement.engine_threads
+    evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads
+    assert training < 16 and evaluation == (training if stages else 16)

@@ -19,7 +19,7 @@ from trinity_core.runtime.summary import (
     summary_text,
     write_summary,
 )
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.scores import score_fingerprint
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}

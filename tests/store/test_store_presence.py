@@ -155,6 +155,16 @@ def test_each_explorer_has_its_share_of_the_batches(store):
     assert store.contributions() == {"a": Contribution(2, 0.0), "b": Contribution(4, 1.0)}
 
 
+def test_a_row_is_as_stale_as_its_oldest_token(store):
+    """It was sampled while the weights changed (`sync_in_flight`)."""
+    (row,) = make_rows(1, 1)
+    row.versions[:] = (1, 1, 3, 3)
+    train(store, 1, 2, 3, 4)
+    store.put("a", 1, {}, [row], 3)
+    train(store, 5)
+    assert store.contributions(5) == {"a": Contribution(1, 4 - 1)}
+
+
 def test_explorers_are_described_to_who_waits_for_them(store):
     assert describe_explorers(store.stats().explorers, 0.0) == "no explorer has been seen yet"
     store.join("a", 9)

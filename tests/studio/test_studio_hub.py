@@ -17,7 +17,8 @@ from test_studio_records import run_folder
 
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
-from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.run_record import read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
 

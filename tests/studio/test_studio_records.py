@@ -10,7 +10,7 @@ from studio.curves import chart, curves_of, first_shown, metric_names, rows_of, 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
 from trinity_core.layout import JobLayout
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
 
 
 def run_folder(folder: Path, model: str, scores: dict[int, float]) -> Path:

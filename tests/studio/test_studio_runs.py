@@ -23,7 +23,7 @@ from trinity_core.checkpoints.resume import update_meta
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
-from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
 from trinity_core.waits import poll

@@ -18,7 +18,7 @@ from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.sync import memory
 from trinity_core.sync.checkpoint import CheckpointVersions
-from trinity_core.sync.digest import value_digest
+from trinity_core.sync.digest import digest, value_digest
 from trinity_core.sync.memory import MemoryVersions, memory_root
 from trinity_core.sync.tensorfile import TensorSpec
 from trinity_core.sync.version_record import VersionRecord
@@ -84,6 +84,14 @@ def test_digests_of_values_follow_the_engines_dtype(folder):
         values = folder.values(2, dtype)
         assert values == {name: value_digest(tensor, dtype) for name, tensor in tensors(2)}
     assert values["lm_head.weight"] == values["embed.weight"]
+
+
+def test_a_base_that_was_digested_in_another_dtype_is_not_compared(folder):
+    """That of an adapter, which is not written: its digests cannot be made again."""
+    base = {"base": digest(torch.ones(3), dtype="bfloat16"), "base.steps": digest(torch.tensor(2))}
+    folder.publish(2, tensors(2), pushed=base)
+    assert folder.values(2, "bfloat16").keys() == {*dict(tensors(2)), *base}
+    assert folder.values(2, "float32") == {name: value_digest(tensor, "float32") for name, tensor in tensors(2)}
 
 
 def test_file_is_plain_safetensors(folder):

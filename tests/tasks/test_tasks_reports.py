@@ -19,8 +19,7 @@ from tasks import reports
 from tasks.adapter import PREFECT
 from tasks.reports import LiveReport, artifact_key
 from trinity_core.config import Config
-from trinity_core.tracking import MetricsFile
-from trinity_core.tracking.metrics_file import explorer_source
+from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 
 pytestmark = pytest.mark.slow
 

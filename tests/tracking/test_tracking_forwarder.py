@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -479,6 +480,33 @@ def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dic
     begun = json.loads(note.read_text())[key]
     open_writer(monitor, info, root).close(RunOutcome.FINISHED)
     assert json.loads(note.read_text())[key] == begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
+def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(
+    root: Path, monitor: str, args: dict
+) -> None:
+    """So is a run that somebody has deleted in MLflow."""
+
+    def tracked(name: str, identity: str) -> tuple[str, int]:
+        info = RunInfo("p", name, root / "p" / name, args=args, identity=identity)
+        writer: Any = open_writer(monitor, info, root)
+        lines = Forwarder(info.job_dir, writer, target=monitor).poll()
+        writer.close(RunOutcome.FINISHED)
+        return writer.run_id, lines
+
+    for step in (1, 2):
+        MetricsFile(root / "p/n", "trainer").write(step, {"loss": 1.0})
+    first, lines = tracked("n", "")  # by an evaluation before the run was started
+    assert lines == 2 and tracked("n", "a") == (first, 0)
+    shutil.copytree(root / "p/n", root / "p/copy")
+    copy, lines = tracked("copy", "b")
+    assert (copy != first, lines) == (True, 2)
+    assert tracked("copy", "b") == (copy, 0) and tracked("n", "a") == (first, 0)
+    if monitor == "mlflow":
+        mlflow_client(root).delete_run(copy)
+        assert tracked("copy", "b")[1] == 2
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A tracking system that is away for a while, or for good: the run goes on, and its metrics are kept."""
+"""A tracking system that is away for a while, or for good: the run continues, and its metrics are kept."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_metrics_wait_for_a_locked_store(
 def test_a_server_that_comes_back_gets_all_metrics(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a run in progress, and those of a run that starts again meanwhile: it goes on, and is tracked as the
+    """Those of a run in progress, and those of a run that starts again meanwhile: it continues, and is tracked as the
     same run. At a first start the address may be wrong.
     """
     monkeypatch.setattr(tracking_thread, "AGAIN_SECONDS", 0.5)

@@ -35,6 +35,15 @@ def test_texts_may_hold_anything(tmp_path: Path) -> None:
     rollouts_table([read]).encode()
 
 
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = save_rollouts(tmp_path, "eval", 4, [])
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError):
+        save_rollouts(tmp_path, "eval", 4, [SampledRollout("1 + 1?", "2")])
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_of_an_experience() -> None:
     experience = Experience(
         tokens=np.arange(5), prompt_length=2, action_mask=np.ones(3), reward=0.5, task_index=9, run=1,

@@ -7,19 +7,22 @@ import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from raising import raising
 from safetensors.numpy import save_file
 
 from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.runtime import evaluation
-from trinity_core.runtime.evaluation import unscored_targets
-from trinity_core.tracking import MetricsFile
+from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.tracking.forwarder import Forwarder
+from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.scores import latest_scores, score_fingerprint, unscored_sets, valid_scores
 from trinity_core.tracking.writers import RankingWriter
 from trinity_core.training.savepoints import Savepoints
@@ -81,16 +84,16 @@ def write_score(config: Config, step: int, accuracy: float) -> None:
 def test_a_score_is_made_again_when_what_made_it_changes(folder: Path, change: str) -> None:
     before = config_of(folder)
     write_score(before, 0, 0.4)
-    assert unscored_targets(before, "base") == [] and valid_scores(before) == {0: 0.4}
+    assert unscored_steps(before, "base") == [] and valid_scores(before) == {0: 0.4}
     if "=" in change:
         after = config_of(folder, change)
     else:
         (folder / change).write_text('{"question": "2+2?", "answer": "4"}\n')
         after = config_of(folder)
-    assert [target.step for target in unscored_targets(after, "base")] == [0]
+    assert unscored_steps(after, "base") == [0]
     assert valid_scores(after) == {}
     write_score(after, 0, 0.6)
-    assert unscored_targets(after, "base") == [] and valid_scores(after) == {0: 0.6}
+    assert unscored_steps(after, "base") == [] and valid_scores(after) == {0: 0.6}
 
 
 @pytest.mark.parametrize("change", ["explorer.rollout_model.max_num_seqs=4", "name=n", "data/train.jsonl"])
@@ -210,15 +213,14 @@ def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Steps 1 to 3 of a run, converted already."""
+def checkpoints(folder: Path) -> Path:
+    """Steps 1 to 3 of a run."""
     job_dir = config_of(folder).job_dir
     for step in (1, 2, 3):
         actor = JobLayout(job_dir).actor(step)
         actor.mkdir(parents=True)
         (actor / "model_world_size_1_rank_0.pt").write_bytes(b"weights")
         write_manifest(actor.parent, step)
-    monkeypatch.setattr(evaluation, "huggingface_folder", lambda _, step, merge: folder / str(step))
     return job_dir
 
 
@@ -227,13 +229,28 @@ def checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bench_scores_the_latest_or_every_checkpoint(folder: Path, latest: bool, steps: list[int]) -> None:
     config = config_of(folder, "mode=bench", f"explorer.bench_on_latest_checkpoint={latest}")
     session = SimpleNamespace(config=config)
-    assert [target.step for target in evaluation.unscored_result(session)] == steps  # type: ignore[arg-type]
+    assert evaluation.unscored_result(session) == steps  # type: ignore[arg-type]
     shutil.rmtree(config.job_dir)
-    assert [target.step for target in evaluation.unscored_result(session)] == [0]  # type: ignore[arg-type]
+    assert evaluation.unscored_result(session) == [0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("which", "steps"), [("latest", [2]), ("missing", [1, 2]), ("all", [1, 2])])
 def test_damaged_checkpoint_is_not_scored(folder: Path, checkpoints: Path, which: str, steps: list[int]) -> None:
     """Sizes fit, contents do not: resume and summary pass it over too."""
     (JobLayout(checkpoints).actor(3) / "model_world_size_1_rank_0.pt").write_bytes(b"WEIGHTS")
-    assert [target.step for target in unscored_targets(config_of(folder), which)] == steps
+    assert unscored_steps(config_of(folder), which) == steps
+
+
+def test_checkpoints_that_training_removes_meanwhile_are_passed_over(folder: Path, checkpoints: Path) -> None:
+    def converted(step: int, merge: bool) -> Path:
+        assert JobLayout(checkpoints).step(step).exists()
+        return folder / str(step)
+
+    scored = dict[int, Path | None]()
+    attempt: Any = SimpleNamespace(config=config_of(folder), huggingface_folder=converted, score=scored.__setitem__)
+    steps = unscored_steps(attempt.config, "missing")
+    shutil.rmtree(JobLayout(checkpoints).step(1))
+    evaluation.score_steps(attempt, steps)
+    assert scored == {2: folder / "2", 3: folder / "3"}
+    with raising(TrinityError, key="trainer.max_checkpoints_to_keep"):
+        evaluation.score_steps(attempt, [1])

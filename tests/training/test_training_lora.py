@@ -21,7 +21,7 @@ from trinity_core.layout import ADAPTER
 from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.sync.digest import digest
 from trinity_core.sync.versions import VersionPublisher
-from trinity_core.training.checkpoint import load
+from trinity_core.training.checkpoint import largest_file, load, model_bytes
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.lora import add_adapter
@@ -189,6 +189,7 @@ def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
     assert folder.name == ADAPTER and convert(savepoints.layout.step(2)) == folder
     tokens = torch.arange(3, 40)[None]
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    assert model_bytes(one) >= sum(p.nbytes for p in base.parameters()) > largest_file(one)
     with torch.no_grad():
         plain = base(tokens).logits
         merged = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()(tokens).logits

@@ -225,8 +225,8 @@ def test_a_model_without_layers_stays_where_it_is():
 
 def test_paths_that_fail_on_the_device_are_not_used(lm, monkeypatch):
     """Their trial on the host, before ZeRO 3 divides the model among GPUs, has left no other attention."""
-    found = iter([FastPaths(True, True), FastPaths(False, True)])
-    monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(found))
+    trials = iter([FastPaths(True, True), FastPaths(False, True)])
+    monkeypatch.setattr(learner, "find_fast_paths", lambda _: next(trials))
     monkeypatch.setattr(learner, "beginning_on", lambda *_: nullcontext())
     ranks = Ranks(0, 1, torch.device("meta"))
     assert learner.fast_paths_on_first(lm, ranks) == FastPaths(False, True)

@@ -89,10 +89,10 @@ def test_a_dead_process_is_replaced_once_and_failed_copies_are_errors_of_the_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = one_rank()
-    with writer.start(1, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
+    with writer.start(1, tmp_path, [0], 1000, lambda written: None, converted=saving.PROCESS_BYTES) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))
     writer.until_written()
-    assert writer._worker is not None
+    assert writer._worker is not None, "an adapter is small, the model that it is merged into is not"
     os.kill(writer._worker.process.pid, signal.SIGTERM)  # that is for the trainer
     with writer.start(2, tmp_path, [0], saving.PROCESS_BYTES, lambda written: None) as copying:
         copying.file("a.pt", named(a=torch.zeros(1)))

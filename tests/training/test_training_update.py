@@ -17,6 +17,7 @@ from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.micro import build_micro
+from trinity_core.training.trainer import RewardSignal
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +199,21 @@ def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm)
         assert torch.equal(restored[name], tensor), name
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_half_precision_resumes_in_float32_with_its_master_weights(learner, tmp_path, stage):
+    from trinity_core.training.checkpoint import load
+    from trinity_core.training.state import optimizer_state, weights
+
+    half, full = learner(trainer__dtype="bfloat16", trainer__zero_stage=2), learner(trainer__zero_stage=stage)
+    _train(half, [make_batch(1)])
+    save(half, 1, tmp_path)
+    masters = {name: t.clone() for name, t in optimizer_state(half.engine) if name.startswith("master.")}
+    load(full, tmp_path)
+    assert masters
+    for name, tensor in weights(full.engine):
+        assert torch.equal(tensor, masters[f"master.{name}"]), name
+
+
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_fp16_supported(), reason="this processor does not take float16")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_resumed_run_keeps_its_loss_scale(learner, tmp_path, stage):
@@ -280,6 +296,21 @@ def test_half_precision_sums_micro_batches_in_float32(learner, stage):
 
 def _unscored(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "warnings", "flat"),
+    [("grpo", (1, 1, 1, 1), 1, 16), ("grpo", (1, None, 1, 1), 0, 0), ("sft", (1, 1, 1, 1), 0, 0)],
+)
+def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, caplog, algorithm, rewards, warnings, flat):
+    """`None`: the step's rewards differ."""
+    given = {"buffer__trainer_input__experience_buffer__path": "given.jsonl"} if algorithm == "sft" else {}
+    one, signal = learner(algorithm, **given), RewardSignal()
+    for step, reward in enumerate(rewards, 1):
+        batch = [replace(e, reward=e.reward if reward is None else float(reward)) for e in make_batch(step)]
+        signal.note(batch, one.step(batch, step))
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and r.name.endswith("trainer")]) == warnings
+    assert signal.flat_groups == flat
 
 
 def test_batch_of_unscored_answers_changes_nothing(learner):

@@ -165,9 +165,11 @@ def test_best_play_wins_the_recipes_game(monkeypatch, tmp_path):
         [one], model = play(url, *["9"] * 10)  # no move: turns without effect
         assert one.reward == 0.0 and one.metrics["turns"] == 10
         assert "<uTake 1, 2 or 3. Left: " in model.tokenizer.decode(one.tokens.tolist())
-    assert all(takes_the_rest(each) for each in shown["1"]), "games that were won"
-    assert 0 < sum(takes_the_rest(each) for each in shown["0"]) < 30
-    assert [each[0]["content"] for each in shown["0"]] == [each[0]["content"] for each in shown["1"]]
+    assert all(takes_the_rest(conversation) for conversation in shown["1"]), "games that were won"
+    assert 0 < sum(takes_the_rest(conversation) for conversation in shown["0"]) < 30
+    assert [conversation[0]["content"] for conversation in shown["0"]] == [
+        conversation[0]["content"] for conversation in shown["1"]
+    ]
 
 
 def takes_the_rest(messages):

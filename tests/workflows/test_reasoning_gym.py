@@ -180,8 +180,8 @@ def test_every_verifier_that_evaluates_is_known():
 
     root = Path(reasoning_gym.__file__).parent
     call = re.compile(r"(?<!def )\b(?:eval|parse_expr|sympify|exec)\(answer\b")
-    found = {path.stem for path in root.rglob("*.py") if call.search(path.read_text())}
-    assert found == EVALUATED
+    evaluating = {path.stem for path in root.rglob("*.py") if call.search(path.read_text())}
+    assert evaluating == EVALUATED
 
 
 def test_rows_that_cannot_be_judged_are_refused(pool):

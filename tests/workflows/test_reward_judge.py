@@ -53,9 +53,9 @@ def scored(name, items, says=str, models=None):
     async def main():
         rewards = ModelRewards(RewardPool(1), models or ScriptedModels(says))
         with ThreadPoolExecutor(1) as threads:
-            found = await asyncio.get_running_loop().run_in_executor(threads, rewards.score_sync, name, items)
-        assert found == await rewards.score(name, items)
-        return found
+            rewarded = await asyncio.get_running_loop().run_in_executor(threads, rewards.score_sync, name, items)
+        assert rewarded == await rewards.score(name, items)
+        return rewarded
 
     return asyncio.run(main())
 

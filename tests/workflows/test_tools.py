@@ -64,7 +64,10 @@ def test_a_sphinx_docstring_is_read_too():
 
     schema = tool_spec(find).schema["function"]
     assert schema["description"] == "Find."
-    assert [each["description"] for each in schema["parameters"]["properties"].values()] == ["the words", "results"]
+    assert [parameter["description"] for parameter in schema["parameters"]["properties"].values()] == [
+        "the words",
+        "results",
+    ]
 
 
 @pytest.mark.parametrize("function", [lambda *numbers: 0, lambda **options: 0, lambda a, /: a, print])
@@ -200,7 +203,7 @@ def test_a_long_answer_is_cut():
 
 def test_tools_are_found_by_name(monkeypatch):
     monkeypatch.setitem(TOOLS, "rooms", book)
-    assert [each["function"]["name"] for each in Toolbox("rooms").schemas] == ["rooms"]
+    assert [tool["function"]["name"] for tool in Toolbox("rooms").schemas] == ["rooms"]
     with raising(InputError, key="roms"):
         Toolbox("roms")
     with raising(InputError, key="book"):

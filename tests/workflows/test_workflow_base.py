@@ -18,6 +18,9 @@ from trinity_core.workflows import (
     load_plugins,
 )
 
+CIRCLE: list = []
+CIRCLE.append(CIRCLE)
+
 
 def test_math_workflow_scores_all_repeats_of_one_call():
     model = ScriptedModel("#### 2", "#### 3", "two")
@@ -136,9 +139,11 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
         {"teacher_logprobs": [-1, float("-inf")]},
         {"reward": 1, "metrics": {"accuracy": float("nan")}},
         {"reward": 1, "turn": None},
+        {"reward": 1, "info": {(0, 1): "a move"}},
+        {"reward": 1, "info": {"itself": CIRCLE}},
     ],
 )
-def test_a_verdict_that_is_no_number_is_a_workflow_error(monkeypatch, verdict):
+def test_what_cannot_be_trained_on_or_stored_is_a_workflow_error(monkeypatch, verdict):
     class Praises(Workflow):
         async def run(self):
             (answer,) = await self.model.chat(self.task.messages)

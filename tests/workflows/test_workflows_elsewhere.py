@@ -1,4 +1,4 @@
-"""What is said of names that are no workflow here."""
+"""Errors for names that are no workflow here."""
 
 from __future__ import annotations
 

@@ -273,8 +273,9 @@ def check_names(tensors: Tensors, config: dict[str, Any], actor: Path) -> None:
 
     try:
         settings = AutoConfig.for_model(**config)
+        # Without `dtype`, that of config.json would be the default dtype of all threads, of a train step too.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings)
+            model = AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype())
     except (ValueError, KeyError) as error:
         log.warning("the names of the tensors in %s are not checked: %s", actor, error)
         return

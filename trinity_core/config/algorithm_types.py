@@ -54,7 +54,7 @@ class AlgorithmType:
     rollout_correction_args: Args = field(default_factory=dict)
 
 
-PARTS = tuple(each.name.removesuffix("_args") for each in fields(AlgorithmType) if each.name.endswith("_args"))
+PARTS = tuple(part.name.removesuffix("_args") for part in fields(AlgorithmType) if part.name.endswith("_args"))
 """Keys of `algorithm` that name a part; its arguments stand under `<key>_args`."""
 
 

@@ -83,6 +83,11 @@ class Type:
         named, listed = origin is dict, origin is tuple and args[-1] is Ellipsis
         return type_of(args[1] if named else args[0]) if named or listed else None
 
+    @property
+    def entry_key(self) -> str:
+        """What follows the setting's key in that of an entry: `[i]` or `.NAME`; empty for a type without entries."""
+        return "" if self.entry is None else ".NAME" if get_origin(self.plain) is dict else "[i]"
+
 
 def type_of(annotation: Any) -> Type:
     """Take an annotation apart."""
@@ -171,8 +176,7 @@ def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str
     yield key, cls
     for name, kind in types_of(cls).items():
         if kind.section is not None:
-            entry = "" if kind.entry is None else ".NAME" if get_origin(kind.plain) is dict else "[i]"
-            yield from sections(kind.section, (f"{key}.{name}" if key else name) + entry)
+            yield from sections(kind.section, (f"{key}.{name}" if key else name) + kind.entry_key)
 
 
 def setting_at(key: str) -> Setting:

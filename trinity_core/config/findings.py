@@ -162,6 +162,18 @@ class Report:
         return key, self.places.get(self.stage or "") or self.places.get("")
 
 
+def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
+    """The value at a path, or at a key such as `a.b`, `a[0].b` or `a.0.b`; None if there is none."""
+    for part in path.replace("[", ".").replace("]", "").split(".") if isinstance(path, str) else path:
+        if isinstance(tree, Mapping):
+            tree = tree.get(part)
+        elif isinstance(tree, list | tuple) and str(part).isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return None
+    return tree
+
+
 def is_below(key: str, path: str) -> bool:
     """True if a key stands somewhere below another one."""
     return key.startswith((f"{path}.", f"{path}["))

@@ -127,9 +127,7 @@ def _unserved(config: Config) -> dict[str, bool]:
     """Keys about the OpenAI API, of models that are not served through it."""
     explorer = config.explorer
     keys: dict[str, bool] = {}
-    models = {"explorer.rollout_model": explorer.rollout_model}
-    models |= {f"explorer.auxiliary_models[{place}]": model for place, model in enumerate(explorer.auxiliary_models)}
-    for key, model in models.items():
+    for key, model in explorer.models.items():
         calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
         unserved = {
             "enable_auto_tool_choice": model.enable_auto_tool_choice,
@@ -138,7 +136,7 @@ def _unserved(config: Config) -> dict[str, bool]:
             "reasoning_parser": model.reasoning_parser is not None and not calls,
         }
         keys |= {f"{key}.{name}": there and not model.enable_openai_api for name, there in unserved.items()}
-    listens = any(model.enable_openai_api for model in models.values()) and config.mode != "bench"
+    listens = any(model.enable_openai_api for model in explorer.models.values()) and config.mode != "bench"
     addresses = ("explorer.listen_address", "explorer.api_port")
     return keys | {key: config.written(key) is not None and not listens for key in addresses}
 

@@ -43,7 +43,7 @@ def resolve(config: Config) -> Config:
     model = _model(config.model)
     algorithm = _algorithm(config.algorithm, model)
     steps = config.buffer.total_steps or config.trainer.total_steps
-    auxiliary = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
+    auxiliary_models = tuple(_auxiliary(auxiliary, model) for auxiliary in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
             "checkpoint_root_dir": str(expanded(config.checkpoint_root_dir).absolute()),
@@ -51,7 +51,7 @@ def resolve(config: Config) -> Config:
             "algorithm": algorithm,
             "model": model,
             "buffer": _buffer(config.buffer, algorithm, model, steps),
-            "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary}),
+            "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary_models}),
             "trainer": _trainer(config.trainer, steps),
             "synchronizer": _synchronizer(config.synchronizer, config),
         }
@@ -104,14 +104,8 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
     """Rollouts of a task in training: of the task set that asks for most of them."""
-    explorer_input = buffer.explorer_input
-    training = (
-        explorer_input.tasksets
-        if explorer_input.taskset is None
-        else (explorer_input.taskset, *explorer_input.tasksets)
-    )
     usual = algorithm.repeat_times or 1
-    return max((taskset.repeat_times or usual for taskset in training), default=usual)
+    return max((taskset.repeat_times or usual for taskset in buffer.explorer_input.training), default=usual)
 
 
 def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
@@ -192,11 +186,6 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     explorer_input = buffer.explorer_input
     workflow = explorer_input.default_workflow_type or buffer.default_workflow_type
     reward = explorer_input.default_reward_fn_type or buffer.default_reward_fn_type
-    training = (
-        explorer_input.tasksets
-        if explorer_input.taskset is None
-        else (explorer_input.taskset, *explorer_input.tasksets)
-    )
 
     def completed(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         scored = (_scored(taskset, workflow, reward) for taskset in tasksets)
@@ -219,7 +208,7 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     return explorer_input.model_copy(
         update={
             "taskset": None,
-            "tasksets": completed(training, "taskset", algorithm.repeat_times),
+            "tasksets": completed(explorer_input.training, "taskset", algorithm.repeat_times),
             "eval_tasksets": completed(explorer_input.eval_tasksets, "eval", 1),
         }
     )

@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity_core.config.fields import Bounds, Type, homes_of, type_at, type_of, types_of
-from trinity_core.config.findings import Finding, Report
+from trinity_core.config.findings import Finding, Report, value_at
 from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
@@ -60,7 +59,7 @@ def typed_section(cls: type[T], tree: Any, report: Report) -> T:
                 report.add(Finding("", tree, "wrong-type", f"must be a section with keys, not {show(tree)}."))
                 return cls()
             if not report.touched([key]):
-                value = _at(tree, path)
+                value = value_at(tree, path)
                 report.add(_finding(key, value, fault, type_at(cls, path), type_at(cls, path[:-1])))
             _take_out(fitting, path, fault["type"])
 
@@ -72,7 +71,7 @@ def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
     except ValidationError as error:
         for fault in error.errors(include_url=False):
             path = fault["loc"]
-            report.add(_finding(key_of(path, key), _at(value, path), fault, type_of(hint), None))
+            report.add(_finding(key_of(path, key), value_at(value, path), fault, type_of(hint), None))
         return BAD
 
 
@@ -115,27 +114,15 @@ def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
     return Finding(key, value, "unknown-key", message, suggestion=meant)
 
 
-def _at(tree: Any, path: Sequence[str | int]) -> Any:
-    """The value at a path, or None."""
-    for part in path:
-        if isinstance(tree, dict):
-            tree = tree.get(part)
-        elif isinstance(tree, list | tuple) and isinstance(part, int) and part < len(tree):
-            tree = tree[part]
-        else:
-            return None
-    return tree
-
-
 def _take_out(tree: Any, path: Path, kind: str) -> None:
     """Remove the value at a path: a section in a list becomes an empty one, and a list with a bad entry goes whole."""
     if isinstance(path[-1], int) and kind == "model_type":
-        parent = _at(tree, path[:-1])
+        parent = value_at(tree, path[:-1])
         if isinstance(parent, list):
             parent[path[-1]] = {}
             return
     last = max(index for index, part in enumerate(path) if isinstance(part, str))
-    parent = _at(tree, path[:last])
+    parent = value_at(tree, path[:last])
     if isinstance(parent, dict):
         parent.pop(path[last], None)
 

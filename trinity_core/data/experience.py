@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 
 Json = Any
 
@@ -172,6 +172,15 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
 def as_json(value: Any) -> Json:
     """JSON for a value in `info` that JSON does not know: NumPy as lists and numbers, the rest as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
+
+def require_json(info: Mapping[str, Any], giver: str, key: str = "info") -> None:
+    """Raise TrinityError if the `info` that `giver` gave cannot be stored: a key is no text or number, or a value
+    contains itself."""
+    try:
+        json.dumps(info, default=as_json)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TrinityError(f"{giver} gave an info that JSON cannot hold: {error}", key=key) from error
 
 
 def from_bytes(blob: bytes) -> list[Experience]:

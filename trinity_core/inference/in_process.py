@@ -110,7 +110,7 @@ class InProcessEngine(Engine):
 
     async def _load(self, source: WeightSource, version: int) -> None:
         assert self._asleep is None, "the engine sleeps"
-        await asyncio.to_thread(check_there, source.method, source.path, version)  # generation goes on meanwhile
+        await asyncio.to_thread(check_there, source.method, source.path, version)  # generation continues meanwhile
         await self._call(lambda: self._receive(source, version))
 
     async def _parameter_digests(self) -> list[dict[str, int | None]]:

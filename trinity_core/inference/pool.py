@@ -266,10 +266,7 @@ class EnginePool:
         shares = assign([len(pending.requests) for pending in asked], [slot.load for slot in slots])
         for slot, share in zip(slots, shares, strict=True):
             if share:
-                self._spawn(slot, [asked[i] for i in share])
-
-    def _spawn(self, slot: _Slot, batch: list[PendingRequests]) -> None:
-        self._begin(self._serve(slot, batch))
+                self._begin(self._serve(slot, [asked[i] for i in share]))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

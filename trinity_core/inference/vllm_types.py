@@ -6,14 +6,15 @@ Imports vllm inside functions only, so that processes without an engine can impo
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trinity_core.checkpoints.adapters import linear_names
 from trinity_core.compiler import prepare_to_compile
+from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
+from trinity_core.files import expanded
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
@@ -142,9 +143,8 @@ def _kv_bytes(settings: EngineSettings) -> int:
 
 def check_model(model_path: str) -> None:
     """Raise `TrinityError` if a local model folder is missing or holds no model; vLLM's own message is a page long."""
-    path = Path(model_path).expanduser()
-    looks_local = path.is_absolute() or model_path.startswith((".", "~"))
-    if not (looks_local or path.exists()):
+    path = expanded(model_path)
+    if not (looks_local(model_path) or path.exists()):
         return
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "does not exist"

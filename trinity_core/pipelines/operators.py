@@ -18,7 +18,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge
 
 from trinity_core.config import OperatorConfig
-from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
+from trinity_core.data.experience import Experience, require_json, rollout_rewards, rollouts_of
 from trinity_core.data.rejected import FAILED_IN_A_ROW
 from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.workflows import Registry
@@ -191,7 +191,7 @@ class OperatorPipeline:
         """Run the operator at one place; adds to `dropped`. See `run`."""
         name, operator = self.operators[place]
         if place == len(self.operators) - 1:  # after an earlier one `invalid_reward_filter` may follow
-            operator = partial(_finite, operator)
+            operator = partial(_storable, operator)
         self.running = name
         before = _groups(experiences)
         wrong: list[FailedGroup] = []
@@ -230,10 +230,12 @@ class OperatorPipeline:
         return fine, list(wrong.values())
 
 
-def _finite(operator: Operator, experiences: list[Experience]) -> list[Experience]:
-    """What an operator leaves. Raises TrinityError for a reward that is not finite: no train step could take it."""
+def _storable(operator: Operator, experiences: list[Experience]) -> list[Experience]:
+    """What an operator leaves. Raises TrinityError for a reward that is not finite, which no train step could take, and
+    for an `info` that JSON cannot hold."""
     left = operator(experiences)
     for e in left:
+        require_json(e.info, "an experience operator")
         if e.total_reward is not None and not isfinite(e.total_reward):
             raise TrinityError(f"run {e.run} of group '{e.group}' has the reward {e.total_reward} after the operators")
     return left

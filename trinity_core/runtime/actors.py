@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TrinityError, on_failure
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
 from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
@@ -127,9 +127,10 @@ def _start_reward_engine(
     from trinity_core.inference.reward_engine import RewardEngine
 
     if model.tensor_parallel_size > 1:
+        key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
         raise TrinityError(
-            f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1",
-            key="tensor_parallel_size",
+            f"{key}: a reward model runs on one GPU each: set it to 1",
+            key=key,
         )
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
@@ -191,12 +192,14 @@ def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Cal
 
 
 def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:
-    """Prepare kept actors for another stage. False if one of them has died; then the others are ended too."""
+    """Prepare kept actors for another stage. False if one of them has died. They are ended if that fails in any way."""
+    from trinity_core.inference.requests import EngineLost
+
     try:
-        prepare()
-    except ProcessLost as loss:
+        with on_failure(lambda: cluster.kill(kept)):
+            prepare()
+    except (ProcessLost, EngineLost) as loss:
         log.info("new processes are started: %s", str(loss).removesuffix(AGAIN))
-        cluster.kill(kept)
         return False
     return True
 

@@ -52,7 +52,7 @@ def audit_text(name: str, audit: Audit) -> str:
         f"  lost        {audit.lost}",
         f"  duplicated  {audit.duplicated}",
         f"  lineage     {audit.lineage}, checkpoint {audit.checkpoint or 'none'}",
-        *_dropped_experiences(audit.experiences_dropped_by),
+        *([f"  experiences dropped {lost.total()}{_listed(lost)}"] if (lost := audit.experiences_dropped_by) else []),
         *([f"  sessions    sampled {audit.sampled_tokens} tokens with a loss"] if audit.sampled_tokens else []),
         *(f"  problem: {problem}" for problem in audit.problems),
     ]
@@ -77,10 +77,6 @@ def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
     sums["lineage"] = max(audit.lineage for audit in audits.values())
     each_stage = {name: audit.to_dict() | {"clean": audit.clean} for name, audit in audits.items()}
     return sums | clean | {"stages": each_stage}
-
-
-def _dropped_experiences(by_operator: Counter[str]) -> list[str]:
-    return [f"  experiences dropped {by_operator.total()}{_listed(by_operator)}"] if by_operator else []
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -61,7 +61,7 @@ class Cluster:
         self._reserved: list[tuple[list[Any], Callable[[], None]]] = []
         """Nodes reserved for kept actors: the actors, and a function that releases the nodes."""
         self._placing: dict[Any, tuple[str, float]] = {}
-        """Actors that Ray has yet to start: reference that is ready once it has -> (name, when it was asked to)."""
+        """Actors that Ray has not started yet: reference that is ready once it has -> (name, when Ray was asked)."""
         self._namespace = config.ray_namespace or "trinity"
         self._gpus = 0
         self._locks = GpuLocks()
@@ -78,7 +78,7 @@ class Cluster:
         try:
             self._connect()
         except ClusterAway as error:
-            raise TrinityError(str(error)) from error.__cause__
+            raise TrinityError(str(error), key="cluster.ray_address") from error.__cause__
 
     def reopen(self) -> None:
         """After Ray has died: start or join it again, without the actors there were.
@@ -243,7 +243,7 @@ class Cluster:
 
     @property
     def shared(self) -> bool:
-        """Whether it has another user besides one session: then another stage may follow."""
+        """Whether someone besides one stage has opened it, such as a pipeline: then another stage may follow."""
         return self._users > 1
 
     def leave(self, what: str, key: Any, actors: list[Any]) -> None:

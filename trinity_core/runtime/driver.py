@@ -23,7 +23,7 @@ from trinity_core.runtime.adapter import PLAIN, Adapter
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.evaluation import score_targets, unscored_targets
+from trinity_core.runtime.evaluation import score_steps, unscored_steps
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summary, plan_stages
 from trinity_core.runtime.placement import Placement, flow_of
@@ -83,12 +83,12 @@ def evaluate_stage(stage: Stage, which: str, adapter: Adapter = PLAIN) -> dict[s
         adapter.show(stage.config, summary)
         return summary
 
-    targets = adapter.call("find", lambda: unscored_targets(stage.config, which))
-    log.info("To score: %s", ", ".join(f"step {target.step}" for target in targets) or "nothing")
-    if not targets:
+    steps = adapter.call("find", lambda: unscored_steps(stage.config, which))
+    log.info("To score: %s", ", ".join(f"step {step}" for step in steps) or "nothing")
+    if not steps:
         return adapter.call("publish", lambda: publish(0.0))
     with adapter.call("cluster", lambda: open_attempt(stage)) as attempt:
-        adapter.call("evaluate", lambda: score_targets(attempt, targets))
+        adapter.call("evaluate", lambda: score_steps(attempt, steps))
         return adapter.call("publish", lambda: publish(time.monotonic() - attempt.began))
 
 
@@ -148,7 +148,8 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
         try:
             while True:
                 summary = adapter.subflow(request, lambda: run_request(request, adapter))
-                if part.config.mode != "explore" or not _explores_again(part, trained, token):
+                config = part.config.with_values({"name": summary["name"]})  # the run may be in a fresh folder
+                if config.mode != "explore" or not _explores_again(config, trained, token):
                     return summary
         finally:
             if part.config.mode == "train":
@@ -163,16 +164,17 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
         return adapter.run_components(token, {part.name: partial(run_part, part, trained, token) for part in parts})
 
 
-def _explores_again(part: Part, trained: Event, token: CancelToken) -> bool:
+def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
     """Wait until the trainer has ended or all parts are to end; True if it went back before steps of this explorer."""
-    with open_run_store(part.config) as store:
+    name = config.explorer.name
+    with open_run_store(config) as store:
         lineage = -1
         while not trained.wait(LOOK_SECONDS) and not token.cancelled:
             before, lineage = lineage, store.lineage()
-            explorer = None if lineage == before else store.stats().explorers.get(part.name)
+            explorer = None if lineage == before else store.stats().explorers.get(name)
             if explorer and is_expected(explorer) and not store.trainer().finished:
                 step = explorer["step"] + 1
-                log.warning("the trainer went back to a checkpoint: %s explores again from step %d", part.name, step)
+                log.warning("the trainer went back to a checkpoint: %s explores again from step %d", name, step)
                 return True
     return False
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_core.checkpoints.commit import damage
-from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
-from trinity_core.layout import JobLayout
+from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.runtime.summary import evaluation_of, scored_text
 from trinity_core.store.run_store import open_run_store
@@ -25,22 +23,12 @@ from trinity_core.tracking.scores import valid_scores
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Weights to score."""
-
-    step: int
-    """0 for the model before training."""
-    folder: Path | None
-    """In Hugging Face format; None for the model that the engines start with, or an external one."""
-
-
-def unscored_targets(config: Config, which: str) -> list[Target]:
-    """The targets selected by `which` that have no score yet. An empty `which` follows the configuration of mode
-    `bench`: the latest checkpoint (without any, the model that the engines start with), or with
-    `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored ones too) or a
-    step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the step that is
-    named has no whole one. An external model has no steps: each word means it.
+def unscored_steps(config: Config, which: str) -> list[int]:
+    """The steps selected by `which` whose weights have no score yet; 0 is the model that the engines start with, or an
+    external one. An empty `which` follows the configuration of mode `bench`: the latest checkpoint (without any, step
+    0), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored
+    ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the
+    step that is named has no whole one. An external model has no steps: each word means it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
@@ -53,39 +41,50 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
     unscored = [step for step in steps if step not in scored]
     if which in ("missing", "all"):
         unscored = [step for step in unscored if not step or not _is_damaged(JobLayout(config.job_dir).step(step))]
-    return [
-        Target(step, huggingface_folder(config, step, config.engine_adapter is None) if step else None)
-        for step in unscored
-    ]
+    return unscored
 
 
-def unscored_result(attempt: RunAttempt) -> list[Target]:
+def unscored_result(attempt: RunAttempt) -> list[int]:
     """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
 
-    In mode `bench` what `unscored_targets` says. In `explore` and `serve` nothing while the trainer may make further
+    In mode `bench` what `unscored_steps` says. In `explore` and `serve` nothing while the trainer may make further
     checkpoints, and remove this one.
     """
     config = attempt.config
     if config.mode == "bench":
-        return unscored_targets(config, "")
+        return unscored_steps(config, "")
     if config.explores_alone and not trainer_has_finished(config):
         return []
     if not attempt.placement.engines or not config.buffer.explorer_input.eval_tasksets:
         return []
     step = latest_whole(config.job_dir)
-    if step is None or step in valid_scores(config):
-        return []
-    return [Target(step, attempt.huggingface_folder(step, config.engine_adapter is None))]
+    return [] if step is None or step in valid_scores(config) else [step]
 
 
-def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, dict[str, float]]:
-    """Score each target on every eval set: step -> metric name -> value."""
-    scores = {}
-    for target in targets:
-        scores[target.step] = attempt.score(target.step, target.folder)
-        evaluation = evaluation_of(attempt.config, target.step)
+def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Score the weights of each step on every eval set: step -> metric name -> value.
+
+    Checkpoints that a running trainer has removed meanwhile are passed over with a warning. Raises TrinityError if none
+    is left.
+    """
+    config, scores = attempt.config, {}
+    for step in steps:
+        folder = None
+        if step:
+            if not (JobLayout(config.job_dir).step(step) / MANIFEST).exists():
+                log.warning("the checkpoint of step %d has been removed and is not scored", step)
+                continue
+            folder = attempt.huggingface_folder(step, config.engine_adapter is None)
+        scores[step] = attempt.score(step, folder)
+        evaluation = evaluation_of(config, step)
         text = "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
-        log.info("step %s: %s", target.step, text)
+        log.info("step %s: %s", step, text)
+    if steps and not scores:
+        raise TrinityError(
+            f"None of the checkpoints to score is left in {config.job_dir}: the training has gone on and removed them "
+            "(trainer.max_checkpoints_to_keep). Score a later one.",
+            key="trainer.max_checkpoints_to_keep",
+        )
     return scores
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.tracking.logs import log_name
+from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,12 @@ class CancelToken:
 
     def __init__(self) -> None:
         self.cancelled = False
+        self.by_person = False
+        """True if Ctrl+C or a signal asked for it, and not the failure of one of the runs."""
 
     def stop(self) -> None:
-        """Ask all runs to save and end."""
+        """Ask all runs to save and end. A cancellation is the exception that is passing through the caller."""
+        self.by_person = RunOutcome.of(sys.exception()) is RunOutcome.CANCELLED
         self.cancelled = True
 
     def check(self) -> None:

@@ -10,7 +10,6 @@ import ctypes
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import IO
 import psutil
 
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.waits import poll
 
 IDLE_BYTES = 2**30
 """Bytes that a GPU may hold for a display alone."""
@@ -131,22 +131,18 @@ class GpuLocks:
         Raises, and holds none, TrinityError if there are not as many, `TransientFault` if they are not free within
         `wait` seconds.
         """
-        deadline = time.monotonic() + wait
-        logged = False
-        while len(self._held) < wanted:
+        announced = False
+        for _ in poll(wait, POLL_SECONDS):
             gpus = [self._tried(gpu, wanted) for gpu in look()]
-            why = refusal(gpus, wanted)
-            if not why:
+            if not (why := refusal(gpus, wanted)):
                 return
             self.release()
             if wanted > len(gpus):
                 raise TrinityError(why)
-            if time.monotonic() >= deadline:
-                raise TransientFault(why)
-            if not logged:
+            if wait and not announced:
                 log.info("waiting up to %g s for GPUs: %s", wait, why)
-            logged = True
-            time.sleep(POLL_SECONDS)
+            announced = True
+        raise TransientFault(why)
 
     def release(self) -> None:
         """Release all."""

@@ -25,7 +25,7 @@ SILENCE_SECONDS = 600.0
 
 
 def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which from now on has this time: then it raises `ProcessLost`, which says what is `lacking`."""
+    """`check` with a limit: `seconds` from now on it raises `ProcessLost`, which names what is `lacking`."""
     deadline = time.monotonic() + seconds
 
     def timed() -> None:

@@ -15,6 +15,7 @@ from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
 from trinity_core.files import expanded
+from trinity_core.plugins import python_files
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""
@@ -32,7 +33,7 @@ def made_from(config: Config) -> dict[str, dict[str, str]]:
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, that are others now; the kind itself if nothing is known of it."""
+    """The names of a kind, `settings` or `inputs`, whose digests have changed; the kind itself if `before` lacks it."""
     known = before.get(kind) if isinstance(before, dict) else None
     if not isinstance(known, dict):
         return [kind]
@@ -73,7 +74,7 @@ def _files(config: Config) -> Iterator[Path]:
             except DataError:
                 continue  # a run says so when it reads them
     if config.plugin_dir:
-        yield from sorted(expanded(config.plugin_dir).glob("*.py"))
+        yield from python_files(expanded(config.plugin_dir), "**/*.py")
 
 
 def _contents(file: Path) -> str:

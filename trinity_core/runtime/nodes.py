@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.plugins import python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.placement import AnyNode, Placement
@@ -189,7 +190,13 @@ def software(plugins: str) -> dict[str, str]:
     """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
     code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
     versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
-    for name in PACKAGES:
+    return versions | versions_of(PACKAGES)
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package; "" for what is missing."""
+    versions = {}
+    for name in packages:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -200,7 +207,7 @@ def software(plugins: str) -> dict[str, str]:
 def _digest(folder: Path) -> str:
     """Of the Python files in a folder, as 12 hexadecimal digits."""
     digest = hashlib.sha256()
-    files = sorted(folder.rglob("*.py"))
+    files = python_files(folder, "**/*.py")
     for path in files:
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12] if files else ""

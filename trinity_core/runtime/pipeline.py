@@ -91,7 +91,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Scores, steps and seconds by stage, and where the model is that the last one trained."""
+    """Scores, steps and seconds of each stage, and the folders of the last one's model."""
     last = list(summaries.values())[-1]
     trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.config.resolve import most_repeats
-from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, colocates, shares_a_gpu
+from trinity_core.config.rules.resources import colocates, gpu_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TrinityError
@@ -70,7 +70,7 @@ class Placement:
     nodes: AnyNode = AnyNode()
     """Of a joined cluster those that are reserved for them."""
     colocated: bool = False
-    """Engine and trainer use the GPU one at a time (`sync/shared_gpu.py`); on the CPU they behave as if."""
+    """Engine and trainer take turns on the GPU (`sync/shared_gpu.py`); on the CPU they take the same turns."""
 
     @property
     def shares_gpu(self) -> bool:
@@ -112,11 +112,10 @@ def place(config: Config, machine: Machine) -> Placement:
     nodes = config.cluster.node_num
     per_node = _gpus_per_node(config, machine)
     total = per_node * nodes
-    explores = config.mode != "train" and uses_engines(config)
     trains = config.mode in ("both", "train")
     rollout = config.explorer.rollout_model
-    engines = rollout.engine_num if explores and not config.external_model else 0
-    models = config.explorer.auxiliary_models if explores else []
+    engines = rollout.engine_num if "explorer.rollout_model" in config.engine_models else 0
+    models = config.explorer.auxiliary_models if config.uses_engines else ()
     auxiliary = tuple(model.tensor_parallel_size for model in models)
     others = sum(model.engine_num for model in models)
     colocated = bool(engines) and trains and colocates(config, total)
@@ -132,10 +131,14 @@ def place(config: Config, machine: Machine) -> Placement:
             0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn,
             colocated=colocated,
         )  # fmt: skip
+    for fault in gpu_rules(config, per_node):
+        raise TrinityError(str(fault), key=fault.key)
     others_gpus = sum(model.engine_num * model.tensor_parallel_size for model in models)
-    _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
-    wanted = engines * rollout.tensor_parallel_size + others_gpus
-    trainers, trainer_gpus, engine_gpus = _share_gpus(config, total, wanted, trains)
+    left = total - engines * rollout.tensor_parallel_size - others_gpus
+    engine_gpus = float(rollout.tensor_parallel_size)
+    trainers, trainer_gpus = (config.trainer.worker_num or left, 1.0) if trains else (0, 0.0)
+    if trains and left == 0:
+        trainers, trainer_gpus, engine_gpus = 1, 0.5, 0.5
     engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
     return Placement(
         per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
@@ -162,12 +165,6 @@ def components_of(config: Config, placement: Placement) -> set[str]:
         "train": placement.trainers > 0,
     }
     return {name for name, needed in wanted.items() if needed}
-
-
-def uses_engines(config: Config) -> bool:
-    """Whether the run generates: it explores, or it evaluates."""
-    explores = (config.mode == "both" or config.explores_alone) and config.algorithm_type.uses_rollouts
-    return explores or config.mode == "bench"
 
 
 def is_in_turn(config: Config) -> bool:
@@ -225,39 +222,3 @@ def _gpus_per_node(config: Config, machine: Machine) -> int:
             key="cluster.gpu_per_node",
         )
     return asked
-
-
-def _check_fit(per_node: int, gpus: int) -> None:
-    """An engine is one process, on one node."""
-    if gpus > per_node:
-        raise TrinityError(
-            f"An engine with tensor_parallel_size {gpus} needs that many GPUs of one node, but a node of the run has "
-            f"{per_node}. Lower it, or raise cluster.gpu_per_node.",
-            key="explorer.rollout_model.tensor_parallel_size",
-        )
-
-
-def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[int, float, float]:
-    """(trainer workers, GPUs of one worker, GPUs of one engine)."""
-    rollout = config.explorer.rollout_model
-    needs = f"the engines take {wanted} (engine_num {rollout.engine_num} × tensor_parallel_size and auxiliary models)"
-    if wanted > total:
-        raise TrinityError(
-            f"{needs} GPUs, but the run has {total}. Lower explorer.rollout_model.engine_num.",
-            key="explorer.rollout_model.engine_num",
-        )
-    if not trains:
-        return 0, 0.0, float(rollout.tensor_parallel_size)
-    left = total - wanted
-    if left == 0 and shares_a_gpu(config, total):
-        return 1, 0.5, 0.5
-    workers = config.trainer.worker_num or left
-    if left == 0 or workers > left:
-        raise TrinityError(
-            f"{needs} of {total} GPUs, which leaves {left} for {config.trainer.worker_num or 'at least 1'} trainer "
-            f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it one at a time "
-            f"(cluster.colocate) where the run is synchronous, else where "
-            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}.",
-            key="trainer.worker_num",
-        )
-    return workers, 1.0, float(rollout.tensor_parallel_size)

@@ -96,7 +96,7 @@ class ActorWaits:
             return ""
         if not self._answer.done():
             return ""
-        # Of an actor's end those hear who wait for its run.
+        # An actor that has ended is reported by whoever waits for its run.
         waits: str = "" if self._answer.exception() else self._answer.result()["waits"]
         self._answer = None
         if not waits:

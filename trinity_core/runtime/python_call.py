@@ -199,7 +199,7 @@ def _plain_turns(row: Row) -> dict[str, Any]:
 
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
-    """By their names, which are those of their metrics. Raises InputError where two have one name, or one has none."""
+    """By name, as their metrics are called. Raises InputError where two have one name, or one has none."""
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
         name = getattr(function, "__name__", "")

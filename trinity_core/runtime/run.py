@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.program import ending_on_sigterm, run_app
 from trinity_core.runtime.adapter import PLAIN, Adapter
-from trinity_core.runtime.evaluation import score_targets, unscored_result
+from trinity_core.runtime.evaluation import score_steps, unscored_result
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage
 from trinity_core.runtime.summary import publish
@@ -62,7 +62,7 @@ def train(trainer: Trainer) -> None:
 
 def evaluate(attempt: RunAttempt) -> dict[int, dict[str, float]]:
     """Score the run's last checkpoint (`mode: bench`: or the model itself) if it has no score yet: step -> metrics."""
-    return score_targets(attempt, unscored_result(attempt))
+    return score_steps(attempt, unscored_result(attempt))
 
 
 def run(stage: Stage, adapter: Adapter = PLAIN) -> dict[str, Any]:

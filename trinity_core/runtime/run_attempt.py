@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
-from trinity_core.config import Config
 from trinity_core.errors import on_failure
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
-from trinity_core.runtime.faults import CANCEL_TOKEN, first_error_stays, result_of
+from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
 from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait, withdraw
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
@@ -28,6 +27,7 @@ from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, lock_names
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers
+from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import explorer_source, metrics_path
 from trinity_core.tracking.writers import RunOutcome, Writer
 
@@ -81,7 +81,7 @@ class RunAttempt:
 
         def end() -> None:
             with first_error_stays(succeeded=False):
-                self.close(RunOutcome.of(sys.exception()))
+                self.close(self._outcome(sys.exception()))
 
         with on_failure(end):
             self._tracking = TrackingThread(self.stage)
@@ -94,7 +94,7 @@ class RunAttempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        outcome = RunOutcome.of(error)
+        outcome = self._outcome(error)
         self.stop()
         withdraw(self.config, error, self.components)
         with first_error_stays(error is None):
@@ -251,6 +251,12 @@ class RunAttempt:
                 for name in lock_names(self.config, self.components):
                     release(self.config.job_dir, name)
 
+    def _outcome(self, error: BaseException | None) -> RunOutcome:
+        """As `RunOutcome.of`, also in a part of an asynchronous run, whose thread gets a `Stopped` instead of the
+        cancellation."""
+        cancelled = isinstance(error, Stopped) and self._token is not None and self._token.by_person
+        return RunOutcome.CANCELLED if cancelled else RunOutcome.of(error)
+
     def _end_actors(self, succeeded: bool) -> None:
         explorer = [] if self._explorer is None else [self._explorer]
         auxiliary = [engine for engines in self._auxiliary for engine in engines]
@@ -263,11 +269,4 @@ class RunAttempt:
             self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
             self.cluster.release_after(kept, self.placement.nodes.release)
         if "train" in self.components:
-            remove_shared_weights(self.config)
-
-
-def remove_shared_weights(config: Config) -> None:
-    """Remove the weights published through this machine's shared memory, which are of no use after the run."""
-    from trinity_core.sync.versions import run_versions
-
-    run_versions(config).remove()
+            run_versions(self.config).remove()  # those in this machine's shared memory, of no use after the run

@@ -38,7 +38,7 @@ from trinity_core.runtime.placement import Placement, components_of, flow_of, ru
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
-from trinity_core.tracking import rewind
+from trinity_core.tracking.metrics_file import rewind
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +135,9 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     if request.model_path or not is_ready:
         require_ready(config)
     placement, origin = placement_of(config), {} if evaluates else made_from(config)
-    if request.is_base and not placement.on_gpu and (training := placement_of(written)).engines:
-        placement = replace(placement, engine_threads=training.engine_threads)  # the stage takes the engines over
+    takes_over = request.is_base and bool(request.config.stages)  # the stage takes the engines over
+    if takes_over and not placement.on_gpu and (training := placement_of(written)).engines:
+        placement = replace(placement, engine_threads=training.engine_threads)
     method, notice = sync_method(config, placement)
     # A run's own evaluation gives no notices: settings that it does not use are for the training.
     idle = notices(config) if config.mode == written.mode else ()

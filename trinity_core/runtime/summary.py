@@ -128,6 +128,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         if "ended" in result:
             of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
             lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")
+        if result.get("flat_groups"):
+            lines.append(f"{'':11}rewards taught nothing: all advantages of {result['flat_groups']} groups are 0")
         for operator, number in (result.get("dropped_experiences") or {}).items():
             lines.append(f"{'':11}{number} experiences dropped by {operator}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from trinity_core.config import public_dict
 from trinity_core.errors import TransientFault
 from trinity_core.plugins import load_plugins
 from trinity_core.runtime.stage import Stage
+from trinity_core.store.run_store import read_identity
 from trinity_core.tracking.forwarder import (
     CLOSE_SECONDS,
     FAILED_CLOSE_SECONDS,
@@ -22,7 +23,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import was_tracked
 from trinity_core.tracking.prometheus import PrometheusPage
-from trinity_core.tracking.run_record import RunRecord, record_end, record_start
+from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.scores import valid_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
 
@@ -44,7 +45,8 @@ class TrackingThread:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._record: RunRecord | None = None
+        self._info = info = _run_info(stage)
+        self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status)
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
         self._page: PrometheusPage | None = None
@@ -94,20 +96,8 @@ class TrackingThread:
     def _open(self) -> None:
         try:
             config = self._stage.config
-            info = RunInfo(
-                project=config.project,
-                name=config.name,
-                job_dir=config.job_dir,
-                config=public_dict(config),
-                parent_dir=self._stage.parent_dir,
-                args=config.monitor.monitor_args,
-                tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
-                keeps_status=config.mode == "bench" or config.explores_alone,
-                explorer=config.explorer.name if config.explores_alone else "",
-            )
-            self._record = record_start(info.job_dir, info.config, info.tags["stage"], info.keeps_status)
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
-            self._writer = self._opened(info)
+            self._writer = self._opened()
             with self._handing_over:
                 if self._writer is not None and self._is_late:
                     self._writer.close(RunOutcome.FAILED)
@@ -124,17 +114,17 @@ class TrackingThread:
         finally:
             self._settled.set()
 
-    def _opened(self, info: RunInfo) -> Writer | None:
+    def _opened(self) -> Writer | None:
         """The writer; None if the tracking system was away until the run ended."""
         monitor = self._stage.config.monitor.monitor_type
         while True:
             last = self._closing.is_set()
             try:
-                return open_writer(monitor, info, Path(self._stage.config.checkpoint_root_dir))
+                return open_writer(monitor, self._info, Path(self._stage.config.checkpoint_root_dir))
             except Exception as error:
                 if not is_away(error):
                     raise
-                if not was_tracked(info.job_dir):
+                if not was_tracked(self._info.job_dir):
                     raise TransientFault(str(error)) from error
                 if not self._settled.is_set():
                     log.warning("the tracking system is away (%s): metrics are kept and sent when it is back", error)
@@ -142,3 +132,19 @@ class TrackingThread:
             if last:
                 return None
             self._closing.wait(AGAIN_SECONDS)
+
+
+def _run_info(stage: Stage) -> RunInfo:
+    config, identity = stage.config, read_identity(stage.config.job_dir)
+    return RunInfo(
+        project=config.project,
+        name=config.name,
+        job_dir=config.job_dir,
+        config=public_dict(config),
+        parent_dir=stage.parent_dir,
+        args=config.monitor.monitor_args,
+        tags={"stage": stage.stage, "algorithm": config.algorithm.algorithm_type},
+        keeps_status=config.mode == "bench" or config.explores_alone,
+        explorer=config.explorer.name if config.explores_alone else "",
+        identity=identity.id if identity else "",
+    )

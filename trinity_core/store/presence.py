@@ -136,14 +136,15 @@ class Contribution:
 
     rows: int
     staleness: float | None
-    """Mean of the train steps between the version that sampled a row and the one it trained; None without versions."""
+    """Mean over the rows of the train steps between the oldest version that sampled a token of their group and the
+    version that they trained; None without versions."""
 
 
 def contributions(connection: Connection, t: Tables, step: int | None = None) -> dict[str, Contribution]:
     """The share of each explorer, by its name, in the batch of a train step, or (None) in all of them."""
     g, lg = t.groups.c, t.lease_groups.c
-    versioned = case((g.newest >= 0, g.size), else_=0)
-    behind = case((g.newest >= 0, g.size * (lg.step - 1 - g.newest)), else_=0)
+    versioned = case((g.oldest >= 0, g.size), else_=0)
+    behind = case((g.oldest >= 0, g.size * (lg.step - 1 - g.oldest)), else_=0)
     query = select(g.explorer, func.sum(g.size), func.sum(versioned), func.sum(behind)).join(
         t.lease_groups, lg.group_id == g.id
     )
@@ -269,11 +270,8 @@ class Stats:
 def stats_of(connection: Connection, t: Tables, now: float) -> Stats:
     """The counts within one transaction."""
     g = t.groups.c
-    by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).where(
-        kept(t), g.state <= State.STALE
-    )
-    by_state = by_state.where(kept(t), g.state <= State.STALE).group_by(g.state)
-    counts = {row[0]: row for row in connection.execute(by_state)}
+    by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
+    counts = {row[0]: row for row in connection.execute(by_state.where(kept(t), g.state <= State.STALE))}
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
     rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}

@@ -222,14 +222,19 @@ class WeightVersions(ABC):
     def values(self, version: int, dtype: str) -> dict[str, int]:
         """The value digest of each tensor of `version` as an engine of this dtype holds it; by name.
 
+        Without the tensors that were not written (an adapter's base) if their digests are those of another dtype.
         Raises what `load` raises.
         """
+        import torch
+
         record = self.record(version)
         if record is None:
             raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
         other = {name for name, d in record.digests.items() if d.dtype != dtype and d.bytes}
         recast = {name: value_digest(t, dtype) for name, t in self.load(version) if name in other} if other else {}
-        return {name: d.values for name, d in record.digests.items()} | recast
+        unwritten = {d.dtype for d in record.digests.values() if not d.bytes and vars(torch)[d.dtype].is_floating_point}
+        fits = unwritten <= {dtype}
+        return {name: d.values for name, d in record.digests.items() if d.bytes or fits} | recast
 
     def _open(self, version: int) -> tuple[VersionRecord, dict[str, torch.Tensor]]:
         path = self._record_path(version)

@@ -18,7 +18,7 @@ from typing import Any
 from trinity_core.config.public import without_password, without_secrets
 from trinity_core.config.schema.monitor import MonitorConfig
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import temporary_sibling
+from trinity_core.files import read_json, temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import (
     STREAMS,
@@ -34,6 +34,7 @@ from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollout
 from trinity_core.tracking.run_record import config_path
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import (
+    NumberedRun,
     RankingWriter,
     RunInfo,
     RunOutcome,
@@ -41,7 +42,6 @@ from trinity_core.tracking.writers import (
     TracingWriter,
     Writer,
     is_away,
-    read_note,
 )
 from trinity_core.waits import poll
 
@@ -85,8 +85,8 @@ class Forwarder:
 
     `explorer` is the name of this flow's explorer. Where each explorer has its own run in the tracking system, the
     flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away. `target` tells
-    tracking systems apart: one that has been given nothing yet gets everything. `scores` gives the scores that count,
-    by step; without it, `latest_scores`.
+    tracking systems apart: one that has been given nothing yet gets everything, and so does a new run in the same one.
+    `scores` gives the scores that count, by step; without it, `latest_scores`.
     """
 
     def __init__(
@@ -105,7 +105,12 @@ class Forwarder:
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
         self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
-        self._tails = [Tail(self.job_dir, stream, self._own, target) for stream in self._streams]
+        run = f"{target} {writer.run_id}" if isinstance(writer, NumberedRun) else target
+        # Where explorers have runs of their own, an evaluation is in that of the flow that forwards it first.
+        shared = {"eval"} if self._own and role in ("explore", "serve") else ()
+        self._tails = [
+            Tail(self.job_dir, stream, self._own, target if stream in shared else run) for stream in self._streams
+        ]
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
@@ -294,4 +299,4 @@ def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
 
 def run_note(job_dir: Path) -> dict[str, Any]:
     """The job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
-    return without_secrets(read_note(Path(job_dir) / "monitor" / "mlflow.json"))
+    return without_secrets(read_json(Path(job_dir) / "monitor" / "mlflow.json") or {})

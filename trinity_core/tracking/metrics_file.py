@@ -12,19 +12,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from trinity_core.errors import TransientFault
 from trinity_core.files import read_json, sync_file, temporary_sibling, when_room
+from trinity_core.runlock import one_at_a_time
 
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 LOCK_SECONDS = 60.0
-"""For the others that use the file."""
+"""For other processes to let go of the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
@@ -145,12 +143,9 @@ class Tail:
         self._read_from: int | None = None
         """The inode that was read last: `rewind` puts another file in its place."""
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """A lock within which no other flow forwards this stream."""
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self._state):
-            yield
+        return _locked(self._state)
 
     def takes(self, source: str) -> bool:
         """True if what `source` writes belongs to this stream."""
@@ -270,14 +265,5 @@ def _replace(files: Mapping[Path, bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS)
-    try:
-        lock.acquire(timeout=LOCK_SECONDS, poll_interval=LOCK_POLL)
-    except Timeout:
-        raise TransientFault(f"another process has locked {path} for {LOCK_SECONDS:g} s") from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _locked(path: Path) -> AbstractContextManager[None]:
+    return one_at_a_time(path.with_suffix(".lock"), LOCK_SECONDS, LOCK_POLL)

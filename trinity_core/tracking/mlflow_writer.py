@@ -1,8 +1,8 @@
 """MLflow: by default a SQLite file beside the checkpoints, no server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
-resumed run continues the same MLflow run. Every checkpoint is a version of one registered model,
-without a copy of its weights; the best by eval has the alias `champion`.
+resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
+registered model, without a copy of its weights; the best by eval has the alias `champion`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
-
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import networked, write_json
+from trinity_core.files import networked, read_json, write_json
 from trinity_core.page_notes import mlflow_address
+from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
     MONITORS,
+    NumberedRun,
     RankingWriter,
     RunInfo,
     RunOutcome,
@@ -39,7 +38,6 @@ from trinity_core.tracking.writers import (
     flatten,
     full_names,
     is_away,
-    read_note,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ STARTS = "trinity.starts"
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
 LOCK_SECONDS = 180.0
-"""For another process that makes the same store or run."""
+"""For another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
@@ -120,7 +118,7 @@ def names_of(name: str) -> list[str]:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(TracingWriter, RankingWriter):
+class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(
@@ -145,7 +143,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         self._begun: dict[Path, str] = {}
         """Job dir -> run id of the runs that this writer created or reopened."""
         self._ends = uuid4().hex[:12]
-        """In a run's note: this writer was the last one to do so, and its end is the run's."""
+        """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
         self._system = self._watch_machine() if info.job_dir in self._begun else None
@@ -223,7 +221,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if self._system is not None:
             self._system.finish()
         for job_dir, run_id in self._begun.items():
-            if job_dir not in _held and read_note(_note(job_dir)).get("ends") == self._ends:
+            if job_dir not in _held and (read_json(_note(job_dir)) or {}).get("ends") == self._ends:
                 self._client.set_terminated(run_id, STATUS[outcome])
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
@@ -287,13 +285,13 @@ class MlflowWriter(TracingWriter, RankingWriter):
         Explorers and trainer of a job, which may start at the same time, share one.
         """
         note = _note(job_dir)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(note.with_name(".mlflow.lock")):
+        with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
             return self._open_run_locked(note, job_dir, name, parent)
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
-        kept = read_note(note)
-        if kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
+        kept = read_json(note) or {}
+        is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
+        if is_own and kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -339,7 +337,8 @@ class MlflowWriter(TracingWriter, RankingWriter):
 
     def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
         """Note the run, which ends with this writer unless another one reopens it meanwhile."""
-        write_json(_note(job_dir), {**kept, "ends": self._ends}, mode=0o600)  # the address may have a password
+        own = {"identity": self._info.identity} if job_dir == self._info.job_dir and self._info.identity else {}
+        write_json(_note(job_dir), {**kept, **own, "ends": self._ends}, mode=0o600)  # the address may have a password
         self._begun[job_dir] = kept["run_id"]
 
 
@@ -359,7 +358,7 @@ def run_page(server: str, experiment: str, run: str) -> str:
 
 def served_run(job_dir: Path) -> str:
     """The charts of a job's run in the MLflow that `trinity up` serves; empty where that does not show it."""
-    note = read_note(_note(job_dir))
+    note = read_json(_note(job_dir)) or {}
     server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
@@ -367,7 +366,7 @@ def served_run(job_dir: Path) -> str:
 def describe_runs(checkpoint_root_dir: Path) -> None:
     """Give the descriptions of all runs in the store beside the checkpoints the addresses of `trinity up`."""
     uri = default_uri(checkpoint_root_dir)
-    kept = {note.parent.parent: read_note(note) for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
+    kept = {note.parent.parent: read_json(note) or {} for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
     kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
     if not kept or fault_of(uri, checkpoint_root_dir):
         return
@@ -385,7 +384,7 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
-    kept = read_note(_note(job_dir))
+    kept = read_json(_note(job_dir)) or {}
     if not kept:
         return
     try:
@@ -427,28 +426,14 @@ def open_client(uri: str, username: str | None, password: str | None, root: Path
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    root.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(root / ".mlflow.lock"):
+        with one_at_a_time(root / ".mlflow.lock", LOCK_SECONDS):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.", key="monitor.monitor_args.uri") from None
     return client
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path, timeout=LOCK_SECONDS)
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise TransientFault(f"another process has held {path} for {LOCK_SECONDS:g} s, to open MLflow") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _batches(params: Mapping[str, str], size: int) -> Iterator[list[Any]]:

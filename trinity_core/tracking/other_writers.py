@@ -13,9 +13,16 @@ from uuid import uuid4
 
 from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, RunPerExplorer, full_names, read_note
+from trinity_core.tracking.writers import (
+    MONITORS,
+    NumberedRun,
+    RunInfo,
+    RunOutcome,
+    RunPerExplorer,
+    full_names,
+)
 
 
 @MONITORS.register("tensorboard")
@@ -72,7 +79,7 @@ class TensorBoardWriter:
 
 
 @MONITORS.register("wandb")
-class WandbWriter(RunPerExplorer):
+class WandbWriter(RunPerExplorer, NumberedRun):
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
 
     An explorer in a separate flow has its own W&B run, in the run's group: W&B allows one writer.
@@ -92,6 +99,7 @@ class WandbWriter(RunPerExplorer):
         self.faults: tuple[type[Exception], ...] = (Error, OSError)
         folder = info.job_dir / "monitor"
         folder.mkdir(parents=True, exist_ok=True)
+        self.run_id = _run_id(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
         # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         connection = {"base_url": base_url, "api_key": api_key}
@@ -101,7 +109,7 @@ class WandbWriter(RunPerExplorer):
                 project=info.project,
                 name=f"{info.name} {info.explorer}".strip(),
                 group=info.parent_dir.name if info.parent_dir else info.name,
-                id=_run_id(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json")),
+                id=self.run_id,
                 resume="allow",
                 dir=str(folder),
                 config=without_secrets(info.config),
@@ -142,8 +150,12 @@ class WandbWriter(RunPerExplorer):
         self._run.finish(exit_code=0 if outcome is RunOutcome.FINISHED else 1)
 
 
-def _run_id(note: Path) -> str:
-    """The id kept in the job dir, so that a resumed run continues the same W&B run."""
-    if "id" not in read_note(note):
-        write_json(note, {"id": uuid4().hex[:12]})
-    return str(read_note(note)["id"])
+def _run_id(note: Path, info: RunInfo) -> str:
+    """The id kept in the job dir, so that a resumed run continues the same W&B run, and a copy of it does not."""
+    kept = read_json(note) or {}
+    if "id" not in kept or not info.is_own(kept):
+        kept = {"id": uuid4().hex[:12]}
+    if info.identity:
+        kept["identity"] = info.identity
+    write_json(note, kept)
+    return str(kept["id"])

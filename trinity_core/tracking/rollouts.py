@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.data.experience import as_json
-from trinity_core.files import when_room
+from trinity_core.files import write_atomically
 
 if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
@@ -75,11 +74,8 @@ def save_rollouts(
     """
     path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".tmp{os.getpid()}")
     lines = (json.dumps(asdict(rollout), ensure_ascii=False, default=as_json) for rollout in rollouts)
-    text = "".join(f"{line}\n" for line in lines)
-    when_room(lambda: temporary.write_text(text, encoding="utf-8", errors="replace"), path)
-    temporary.replace(path)
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(errors="replace"), durable=False)
     return path
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from trinity_core.config.public import without_secrets
-from trinity_core.files import read_json, when_room, write_atomically, write_json
+from trinity_core.files import read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
 from trinity_core.tracking.writers import RunOutcome
 
@@ -93,8 +93,8 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
     )
     text = yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
     record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
-    when_room(lambda: write_atomically(config_path(job_dir), text.encode(), durable=False), job_dir)
-    when_room(lambda: write_json(record_path(job_dir), asdict(record), durable=False), job_dir)
+    write_atomically(config_path(job_dir), text.encode(), durable=False)
+    write_json(record_path(job_dir), asdict(record), durable=False)
     return record
 
 
@@ -102,7 +102,7 @@ def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> Non
     """Record how the work that `own` records ended. Another's record stays, even one of this very process."""
     if own is not None and own == read_record(job_dir):
         ended = asdict(own) | {"state": RunState(outcome.value).value, "ended": time.time()}
-        when_room(lambda: write_json(record_path(job_dir), ended), job_dir)
+        write_json(record_path(job_dir), ended)
 
 
 def read_record(job_dir: Path) -> RunRecord | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,9 +32,6 @@ class RunOutcome(Enum):
         return cls.FAILED if isinstance(error, Exception) else cls.CANCELLED
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """The facts of a run that a tracking system records."""
@@ -58,6 +53,12 @@ class RunInfo:
     use the run."""
     explorer: str = ""
     """The explorer's name, if this flow only explores: others of the run work beside it."""
+    identity: str = ""
+    """Unique to the run: a copy of its folder is another run. Empty where that is not known yet."""
+
+    def is_own(self, note: Mapping[str, Any]) -> bool:
+        """True if a tracked run's note in the job dir is this run's, and not that of the folder it was copied from."""
+        return not self.identity or note.get("identity", self.identity) == self.identity
 
 
 class Writer(Protocol):
@@ -89,6 +90,12 @@ class Writer(Protocol):
 
 class RunPerExplorer:
     """Base of writers that give each explorer in a separate flow its own run."""
+
+
+class NumberedRun:
+    """A base of writers whose tracking system gives each run an id. A new run is sent all lines from the first one."""
+
+    run_id = ""
 
 
 class TracingWriter:
@@ -124,16 +131,6 @@ AWAY = (
 def is_away(error: BaseException) -> bool:
     """True if an error means that the tracking system is away, and not that it is broken or refuses us."""
     return isinstance(error, ConnectionError | TimeoutError) or any(sign in str(error) for sign in AWAY)
-
-
-def read_note(path: Path) -> dict[str, Any]:
-    """A writer's note in the job dir; empty if there is none or, with a warning, if it cannot be read."""
-    try:
-        note = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        log.warning("%s cannot be read (%s): tracking begins a new run", path, error)
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 def full_names(line: MetricLine) -> dict[str, float]:

@@ -102,6 +102,12 @@ def largest_file(learner: Learner) -> int:
     return max(sizes)
 
 
+def model_bytes(learner: Learner) -> int:
+    """Bytes of the whole policy, also of an adapter's base: what a conversion writes."""
+    engine = learner.engine
+    return sum(math.prod(shape_of(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
+
+
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
     """The turn in which each rank writes, by `trainer.save_strategy`. Collective.
 

@@ -173,6 +173,10 @@ class Learner:
         with watch.part("advantages"), step_in_error(step):
             prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
         metrics |= advantage_metrics
+        judged = ~batch.excluded
+        if self.objective.advantage_name != "none" and judged.any():
+            zero = ~prepared.advantages.any(-1)[judged]
+            metrics["advantages/zero_rows"] = float(zero.float().mean())
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
                 for _ in range(self.critic.settings.epochs):

@@ -74,8 +74,8 @@ class Savepoints:
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=began.model)
             after_named()
 
-        largest = checkpoint.largest_file(learner)
-        with self.writer.start(step, temporary, self._turns, largest, finish) as copying:
+        largest, converted = checkpoint.largest_file(learner), checkpoint.model_bytes(learner) if converts else 0
+        with self.writer.start(step, temporary, self._turns, largest, finish, converted) as copying:
             checkpoint.copy(learner, step, copying, began)
             if publisher is not None and self.ranks.first:
                 publisher.keep_for_resume(step, copying)

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.05
 SPARE_MEMORY = 1 << 30
 """Bytes of the machine's memory that copies leave free."""
 PROCESS_BYTES = 32 << 20
-"""Size of a file from which on a process writes: it takes seconds to start."""
+"""Size of a file, or of a model to convert, from which on a process writes: it takes seconds to start."""
 FAILED = "failed_{}"
 """The mark of a rank that could not write."""
 TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
@@ -95,15 +95,17 @@ class CheckpointWriter:
         )
 
     def start(
-        self, step: int, folder: Path, turns: list[int], largest: int, finish: Callable[[dict[str, Entry]], None]
-    ) -> Copying:
+        self, step: int, folder: Path, turns: list[int], largest: int, finish: Callable[[dict[str, Entry]], None],
+        converted: int = 0,
+    ) -> Copying:  # fmt: skip
         """Begin to write the checkpoint of `step` into `folder`; the one before is whole.
 
         `turns` are those of `checkpoint.writing_turns`, `largest` the bytes of this rank's largest file. `finish` is
-        called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest.
+        called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest;
+        `converted` are the bytes of the model that it converts then, if any.
         """
         self.step, self.doing, self._is_closed = step, "begins", False
-        self._uses_process = largest >= PROCESS_BYTES
+        self._uses_process = max(largest, converted) >= PROCESS_BYTES
         copying = Copying(self, SPARE_MEMORY + self._ranks_here * largest)
         work = _Writing(self, copying, folder, turns, finish).run
         self._written = DaemonThreads(f"checkpoint-{step}").submit(work)

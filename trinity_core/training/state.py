@@ -142,14 +142,13 @@ def restore(
             engine.backward(zero_loss(), last=True)
         engine.step(0.0)
     for name, p in parameters(engine):
-        value = _find(model, name)
+        value = optimizer.get(f"{MASTER}.{name}", _find(model, name))  # the master: this run may have a finer dtype
         with torch.no_grad(), whole([p], engine, modifier_rank=0):
             p.copy_(value)
         if not p.requires_grad:
             continue
         if not engine.plain:
-            master = optimizer.get(f"{MASTER}.{name}", value)
-            safe_set_full_fp32_param(p, master.to(engine.device, torch.float32))
+            safe_set_full_fp32_param(p, value.to(engine.device, torch.float32))
         for moment in MOMENTS if steps else ():
             saved = _find(optimizer, f"{moment}.{name}").to(engine.device)
             if engine.plain:

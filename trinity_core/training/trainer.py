@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 LIMITS = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
 """Mean |log pi - log mu| of a token, in nats, by the coarser number format of engine and trainer. Kernels that round
 otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat template or tensor by 0.3 and more."""
+FLAT = (
+    "all rollouts of the %d groups trained on so far have the advantage 0: rewards do not differ within a group, so "
+    "the policy learns nothing from them. Look at the sampled rollouts (`trinity view`) and at the reward function."
+)
 
 
 @dataclass
@@ -58,6 +62,34 @@ class Progress:
     """Those of the last step."""
     waits: str = ""
     """What it waits for, in words; "": nothing, or not for long."""
+
+
+FEW_GROUPS = 8
+"""Groups that may all have equal rewards by chance."""
+
+
+@dataclass
+class RewardSignal:
+    """Whether the run's rewards teach anything. If they never differ within a group, every advantage is 0."""
+
+    groups: int = 0
+    """Trained on by this process."""
+    is_absent: bool = True
+    """No rollout has had an advantage other than 0."""
+
+    def note(self, batch: list[Experience], metrics: Mapping[str, float]) -> None:
+        """Take in a step's metrics. Logs one warning if the signal is absent after `FEW_GROUPS` groups."""
+        if "advantages/zero_rows" not in metrics:
+            return
+        before, self.groups = self.groups, self.groups + len({row.group for row in batch})
+        self.is_absent &= metrics["advantages/zero_rows"] == 1.0
+        if before < FEW_GROUPS <= self.groups and self.flat_groups:
+            log.warning(FLAT, self.groups)
+
+    @property
+    def flat_groups(self) -> int:
+        """The groups trained on if all advantages were 0 and that is no chance; else 0."""
+        return self.groups if self.is_absent and self.groups >= FEW_GROUPS else 0
 
 
 class Trainer:
@@ -86,6 +118,7 @@ class Trainer:
         self._timer = StepTimer()
         self._copied_step = progress.step
         """Of the last checkpoint: it is written, or will be."""
+        self._signal = RewardSignal()
         self._since: float | None = None
         """When the metrics of the last step were written; before the first one, when the loop began."""
 
@@ -117,6 +150,8 @@ class Trainer:
         progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
         if step == 1:
             check_first_gap(progress.metrics, self._config, self.ranks.device.type == "cuda")
+        if self.ranks.first:
+            self._signal.note(batch, progress.metrics)
         progress.step = step
         if self._gpu is not None:
             self._gpu.tell_progress()
@@ -167,6 +202,8 @@ class Trainer:
         if self._ended == "no more experiences" and self.source is not None:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
+        if self._signal.flat_groups:
+            log.warning(FLAT, self._signal.flat_groups)
         self._release_gpu()
 
     def present(self) -> AbstractContextManager[None]:
@@ -177,7 +214,8 @@ class Trainer:
         """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
 
         `untrained_rows` are left in the queue for good; None if training will be resumed. `explorers` has rows and
-        staleness of all batches, by explorer.
+        staleness of all batches, by explorer. `flat_groups` is the number of groups trained on if all their advantages
+        were 0.
         """
         progress = self.progress
         return {
@@ -187,6 +225,7 @@ class Trainer:
             "stopped": self._ended == "stopped",
             "untrained_rows": self._untrained,
             "explorers": self._explorers,
+            "flat_groups": self._signal.flat_groups,
             "checkpoint": str(self.savepoints.layout.step(progress.saved_step)),
             "metrics": progress.metrics or {},
         }

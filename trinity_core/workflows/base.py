@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, require_json
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError, closest, distance
@@ -88,8 +88,8 @@ async def run_workflow(
 
     Experiences to which the workflow gave another group than the task's form a group of that name below the task's.
     A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError if the workflow does not
-    exist, returns something other than experiences, or rewards that are not finite numbers; NothingReturned if it
-    returns none. Exceptions of the workflow are not caught.
+    exist, returns something other than experiences, rewards that are not finite numbers, or an `info` that JSON cannot
+    hold; NothingReturned if it returns none. Exceptions of the workflow are not caught.
     """
     counted = None if rewards is None else CountedRewards(rewards)
     # The user's code may change these, and the task may be tried again, its row drawn again.
@@ -110,6 +110,7 @@ async def run_workflow(
             one.group = f"{task.group}/{one.group.removeprefix(task.group)}"
         one.group, one.task_index = one.group or task.group, task.index
         one.info = {**one.info, "taskset": task.taskset}
+        require_json(one.info, f"workflow '{task.workflow}'", task.workflow)
         if unnumbered:
             one.run = number
     _warn_if_short(experiences, task)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinity_core.config.findings import Finding, Report, unusable_name
+from trinity_core.config.findings import Finding, Report, repeated_names, unusable_name
 from trinity_core.config.rules import algorithm, experiences, explorer, resources, tasks
 from trinity_core.config.schema import BufferConfig, Config
 
@@ -46,21 +46,11 @@ def check(written: Config, config: Config, report: Report) -> None:
 
 def check_stage_list(config: Config, report: Report) -> None:
     """Report stages without a usable name or with another's."""
-    seen: set[str] = set()
-    for index, stage in enumerate(config.stages):
-        key = f"stages[{index}].stage_name"
-        if wrong := unusable_name(stage.stage_name):
-            report.add(Finding(key, stage.stage_name, "invalid", wrong))
-        elif stage.stage_name in seen:
-            report.add(
-                Finding(
-                    key,
-                    stage.stage_name,
-                    "duplicate-name",
-                    f"two stages are called '{stage.stage_name}'; names must differ.",
-                )
-            )
-        seen.add(stage.stage_name)
+    names = [(f"stages[{index}].stage_name", stage.stage_name) for index, stage in enumerate(config.stages)]
+    for key, name in names:
+        if wrong := unusable_name(name):
+            report.add(Finding(key, name, "invalid", wrong))
+    report.extend(repeated_names("stages", names))
 
 
 def _spelled_twice(written: Config) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from trinity_core.config.engine_args import faults, is_lossy
 from trinity_core.config.findings import Finding, repeated_names, unusable_name
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.explorer import RolloutModelConfig
 from trinity_core.errors import TrinityError, closest
 
 EXTERNAL = "explorer.external_model"
@@ -52,15 +51,13 @@ def auxiliary_rules(config: Config) -> Iterator[Finding]:
 
 def engine_argument_rules(config: Config) -> Iterator[Finding]:
     """Arguments of vLLM that are not safe, and a lossy engine whose rollouts nothing corrects."""
-    models: list[tuple[str, RolloutModelConfig]] = [("explorer.rollout_model", config.explorer.rollout_model)]
-    models += [(f"explorer.auxiliary_models[{i}]", model) for i, model in enumerate(config.explorer.auxiliary_models)]
     per_node = "cluster.gpu_per_node"
-    for key, model in models:
+    for key, model in config.explorer.models.items():
         args = model.extra_engine_args
         for name, code, message, meant in faults(args, type(model).model_fields, config.cluster.gpu_per_node == 0):
             where = f"{key}.extra_engine_args.{name}"
             yield Finding(where, args[name], code, message, (per_node,) if "GPU" in message else (), meant)
-    rollout, lora = models[0][1].extra_engine_args, config.model.lora
+    rollout, lora = config.explorer.rollout_model.extra_engine_args, config.model.lora
     if lora is not None and lora.load_in_4bit and "quantization" in rollout:
         message = "cannot go with load_in_4bit, where the engine's weights have 4 bits already."
         where = "explorer.rollout_model.extra_engine_args.quantization"
@@ -126,21 +123,15 @@ def _no_address(url: str) -> str:
 
 def openai_api_rules(config: Config) -> Iterator[Finding]:
     """Unknown parsers, and tool calls that nothing would read."""
-    models = [("explorer.rollout_model", config.explorer.rollout_model)]
-    models += [(f"explorer.auxiliary_models[{i}]", model) for i, model in enumerate(config.explorer.auxiliary_models)]
-    for key, model in models:
-        yield from _parsers(key, model)
-
-
-def _parsers(key: str, model: RolloutModelConfig) -> Iterator[Finding]:
-    parsers = (
-        ("tool_call_parser", model.tool_call_parser, TOOL_CALL_PARSERS),
-        ("reasoning_parser", model.reasoning_parser, REASONING_PARSERS),
-    )
-    for name, parser, known in parsers:
-        if parser is not None and parser not in known:
-            message = f"must be one of {', '.join(known)}, not '{parser}'."
-            yield Finding(f"{key}.{name}", parser, "unknown-choice", message, suggestion=closest(parser, known))
-    if model.enable_auto_tool_choice and model.tool_call_parser is None:
-        message = "needs tool_call_parser, which reads the model's tool calls."
-        yield Finding(f"{key}.enable_auto_tool_choice", True, "missing", message, (f"{key}.tool_call_parser",))
+    for key, model in config.explorer.models.items():
+        parsers = (
+            ("tool_call_parser", model.tool_call_parser, TOOL_CALL_PARSERS),
+            ("reasoning_parser", model.reasoning_parser, REASONING_PARSERS),
+        )
+        for name, parser, known in parsers:
+            if parser is not None and parser not in known:
+                message = f"must be one of {', '.join(known)}, not '{parser}'."
+                yield Finding(f"{key}.{name}", parser, "unknown-choice", message, suggestion=closest(parser, known))
+        if model.enable_auto_tool_choice and model.tool_call_parser is None:
+            message = "needs tool_call_parser, which reads the model's tool calls."
+            yield Finding(f"{key}.enable_auto_tool_choice", True, "missing", message, (f"{key}.tool_call_parser",))

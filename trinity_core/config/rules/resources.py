@@ -16,9 +16,7 @@ SHARED_GPU_MEMORY = 0.7
 """Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
 MAX_STALENESS = "synchronizer.max_staleness"
 STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
-
-
-COLOCATE = "cluster.colocate"
+COLOCATE, PER_NODE, SIZE = "cluster.colocate", "cluster.gpu_per_node", "tensor_parallel_size"
 
 
 def shares_a_gpu(config: Config, total: int) -> bool:
@@ -75,40 +73,45 @@ def colocation_rules(config: Config, asked: bool | None = None) -> Iterator[Find
 
 def cluster_rules(config: Config) -> Iterator[Finding]:
     """Several nodes are joined, not started. GPUs are counted where their number is given; 0 means the CPU."""
-    rollout, per_node = config.explorer.rollout_model, config.cluster.gpu_per_node
+    per_node = config.cluster.gpu_per_node
     if config.cluster.node_num > 1 and not config.cluster.ray_address:
         message = "must be 1 without cluster.ray_address: a Ray that is started for the run has this machine alone."
         yield Finding("cluster.node_num", config.cluster.node_num, "conflict", message, ("cluster.ray_address",))
-    if per_node is None:
-        return
-    key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
     if per_node == 0:
-        if rollout.tensor_parallel_size > 1 and config.mode != "train" and not config.external_model:
-            yield Finding(size, rollout.tensor_parallel_size, "conflict", ON_CPU, (key,))
-        for index, model in enumerate(config.explorer.auxiliary_models):
-            if model.tensor_parallel_size > 1 and config.mode != "train":
-                where = f"explorer.auxiliary_models[{index}].tensor_parallel_size"
-                yield Finding(where, model.tensor_parallel_size, "conflict", ON_CPU, (key,))
+        for key, model in config.engine_models.items():
+            if model.tensor_parallel_size > 1:
+                yield Finding(f"{key}.{SIZE}", model.tensor_parallel_size, "conflict", ON_CPU, (PER_NODE,))
+    elif per_node is not None:
+        yield from gpu_rules(config, per_node)
+
+
+def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
+    """Each engine fits a node with `per_node` GPUs, and all engines and trainer workers fit the run's nodes."""
+    models, total = config.engine_models, per_node * config.cluster.node_num
+    large = {key: model.tensor_parallel_size for key, model in models.items() if model.tensor_parallel_size > per_node}
+    for key, size in large.items():
+        message = f"must be at most {per_node}, the GPUs of a node: an engine runs on one node; it is {size}."
+        yield Finding(f"{key}.{SIZE}", size, "conflict", message, (PER_NODE,))
+    if large:
         return
-    total = per_node * config.cluster.node_num
-    policy = [] if config.external_model else [rollout]
-    models = [] if config.mode == "train" else [*policy, *config.explorer.auxiliary_models]
-    engines = sum(model.engine_num * model.tensor_parallel_size for model in models)
-    rests_on = (key, size, "cluster.node_num", "explorer.rollout_model.engine_num", "explorer.auxiliary_models")
+    engines = sum(model.engine_num * model.tensor_parallel_size for model in models.values())
+    key, workers = "explorer.rollout_model.engine_num", config.trainer.worker_num
+    rests_on = (PER_NODE, f"explorer.rollout_model.{SIZE}", "cluster.node_num", key, "explorer.auxiliary_models")
     have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"
+    trains = config.mode in ("both", "train")
     if engines > total:
-        yield Finding(
-            "explorer.rollout_model.engine_num",
-            engines,
-            "conflict",
-            f"the engines need {engines} GPUs, {have}.",
-            rests_on,
-        )
-    elif config.mode == "both" and engines == total and not shares_a_gpu(config, total):
+        yield Finding(key, engines, "conflict", f"the engines need {engines} GPUs, {have}.", rests_on)
+    elif not trains or (engines == total and shares_a_gpu(config, total)):
+        return
+    elif engines == total:
         message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
-        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, (*rests_on, COLOCATE))
-    elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:
-        workers = config.trainer.worker_num
+        if total == 1:
+            message += (
+                f" They share one if the run is synchronous ({COLOCATE}), or if "
+                f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
+            )
+        yield Finding(key, engines, "conflict", message, (*rests_on, COLOCATE))
+    elif (workers or 0) > total - engines:
         message = f"asks for {workers} GPUs, but the engines leave {total - engines} of {total}."
         yield Finding("trainer.worker_num", workers, "conflict", message, rests_on)
 

@@ -152,6 +152,11 @@ class ExplorerInputConfig(Section):
     default_reward_fn_type: str | None = None
     """Reward of task sets that name none."""
 
+    @property
+    def training(self) -> tuple[TasksetConfig, ...]:
+        """All training task sets: `taskset`, then `tasksets`."""
+        return self.tasksets if self.taskset is None else (self.taskset, *self.tasksets)
+
 
 class ReplayBufferConfig(Section):
     """Which experiences are trained on first, and again. On every store."""

@@ -144,3 +144,9 @@ class ExplorerConfig(Section):
     """Evaluate the untrained model at step 0 (not when a run is resumed)."""
     bench_on_latest_checkpoint: Flag = True
     """Score the run's latest checkpoint; false scores every checkpoint that has no score yet (mode bench)."""
+
+    @property
+    def models(self) -> dict[str, RolloutModelConfig]:
+        """The policy's engines and the auxiliary models, by key."""
+        others = {f"explorer.auxiliary_models[{index}]": model for index, model in enumerate(self.auxiliary_models)}
+        return {"explorer.rollout_model": self.rollout_model, **others}

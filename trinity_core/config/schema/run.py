@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
-from trinity_core.config.findings import Finding
+from trinity_core.config.findings import Finding, value_at
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
-from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig
+from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig, RolloutModelConfig
 from trinity_core.config.schema.model import LoraConfig, ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
@@ -138,12 +138,12 @@ class Config(Section):
         return self._given
 
     def written(self, key: str) -> Any:
-        """What the user wrote at a dotted key, interpolated and in this schema's words; None if nothing."""
-        return _at(self._given, key)
+        """What the user wrote at a key such as `a.b[0].c`, interpolated, in this schema's words; None if nothing."""
+        return value_at(self._given, key)
 
     def written_by_stage(self, key: str) -> Any:
         """`written`, but of a stage in its own entry of `stages` alone, not in the sections above."""
-        return _at(self._of_stage, key)
+        return value_at(self._of_stage, key)
 
     @property
     def stage_runs(self) -> tuple[Config, ...]:
@@ -190,6 +190,21 @@ class Config(Section):
         return self.mode in ("both", "explore", "serve")
 
     @property
+    def uses_engines(self) -> bool:
+        """Whether the run generates: it explores, or it evaluates."""
+        return self.mode == "bench" or (self.explores and not self.is_supervised)
+
+    @property
+    def engine_models(self) -> dict[str, RolloutModelConfig]:
+        """The models that this run has engines of, by key."""
+        if not self.uses_engines:
+            return {}
+        models = self.explorer.models
+        if self.external_model:
+            del models["explorer.rollout_model"]
+        return models
+
+    @property
     def is_synchronous(self) -> bool:
         """True if each explore step waits for the version that is due: fixed style, trainer and explorer in one run."""
         return self.mode == "both" and self.synchronizer.sync_style == "fixed"
@@ -230,11 +245,3 @@ class Config(Section):
             parts.kl_loss_fn,
             parts.kl_loss_fn_args,
         )
-
-
-def _at(tree: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key; None if there is none."""
-    value: Any = tree
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

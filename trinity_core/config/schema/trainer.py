@@ -65,11 +65,7 @@ class LoopKeys(Section):
     """Tokens of one micro-batch of one worker."""
 
 
-class TrainerKeys(LearnerKeys, LoopKeys):
-    """All native keys."""
-
-
-class TrainerConfig(TrainerKeys):
+class TrainerConfig(LearnerKeys, LoopKeys):
     """The DeepSpeed workers that train."""
 
     trainer_config: VerlConfig = Field(default_factory=VerlConfig)

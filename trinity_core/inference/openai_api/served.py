@@ -17,7 +17,7 @@ from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
-from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
+from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.layout import JobLayout
@@ -46,24 +46,26 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     if is_policy_served(config):
         assert model.max_model_len is not None
         front = _front(model.model_path, model.max_model_len, explorer.rollout_model, model.trust_remote_code)
-        served = _parsing(explorer.rollout_model) | {
-            "names": (POLICY, model.model_path),
-            "path": model.model_path,
-            "chat_template": configured_chat_template(model),
-            "template_args": _thinking(model.enable_thinking),
-            "sampling": tuple(sampling(config).items()),
-        }
+        served = ServedModel(
+            names=(POLICY, model.model_path),
+            path=model.model_path,
+            chat_template=configured_chat_template(model),
+            template_args=_thinking(model.enable_thinking),
+            sampling=tuple(sampling(config).items()),
+            **_parsing(explorer.rollout_model),
+        )
         models.append(ModelOnPool(served, front, *policy))
     for other, (pool, stops) in zip(explorer.auxiliary_models, auxiliary, strict=True):
         if other.enable_openai_api:
             longest = other.max_model_len or model.max_model_len
             assert longest is not None
-            served = _parsing(other) | {
-                "names": (other.name or other.model_path,),
-                "path": other.model_path,
-                "template_args": _thinking(other.enable_thinking),
-                "recorded": False,
-            }
+            served = ServedModel(
+                names=(other.name or other.model_path,),
+                path=other.model_path,
+                template_args=_thinking(other.enable_thinking),
+                recorded=False,
+                **_parsing(other),
+            )
             front = _front(other.model_path, longest, other, other.trust_remote_code)
             models.append(ModelOnPool(served, front, pool, stops))
     buffer = JobLayout(config.job_dir).buffer

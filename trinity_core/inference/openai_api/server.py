@@ -49,11 +49,30 @@ QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """How a model is served."""
+
+    names: tuple[str, ...]
+    """Names by which requests may call it; the first is its own."""
+    path: str
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = False
+    log_requests: bool = False
+    chat_template: str | None = None
+    """None: the tokenizer's own."""
+    template_args: tuple[tuple[str, Any], ...] = ()
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Sampling arguments of requests that set none."""
+    recorded: bool = True
+    """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOnPool:
     """A model to serve: its engines, and what they were started with."""
 
-    served: dict[str, Any]
-    """The fields of `ServedModel`."""
+    served: ServedModel
     settings: EngineSettings
     pool: EnginePool
     stop_token_ids: tuple[int, ...] = ()
@@ -199,10 +218,9 @@ def _reached_at(host: str) -> str:
 
 def _served(model: ModelOnPool, there: asyncio.AbstractEventLoop) -> Any:
     from trinity_core.inference.openai_api.client import PoolClient
-    from trinity_core.inference.openai_api.serving import Served, ServedModel
+    from trinity_core.inference.openai_api.serving import Served
 
-    served = ServedModel(**model.served)
-    front = _front(model.settings)
+    served, front = model.served, _front(model.settings)
     client = PoolClient(front, model.pool, there, model.stop_token_ids, served.names[0], served.recorded)
     return Served(served, client)
 

@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -35,6 +34,7 @@ from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.one_answer import OneAnswer
 from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 from trinity_core.inference.openai_api.responses import chat_request, event_stream, response_of
+from trinity_core.inference.openai_api.server import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -68,26 +68,6 @@ NEW_SEQUENCE = (
 )
 MOST_CHARACTERS = 2000
 """Of a prompt; its end is what tells requests apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """How a model is served."""
-
-    names: tuple[str, ...]
-    """Names by which requests may call it; the first is its own."""
-    path: str
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    enable_auto_tool_choice: bool = False
-    log_requests: bool = False
-    chat_template: str | None = None
-    """None: the tokenizer's own."""
-    template_args: tuple[tuple[str, Any], ...] = ()
-    sampling: tuple[tuple[str, Any], ...] = ()
-    """Sampling arguments of requests that set none."""
-    recorded: bool = True
-    """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
 
 
 class Chat(OpenAIServingChat):

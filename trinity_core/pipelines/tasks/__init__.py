@@ -1,6 +1,6 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
-from trinity_core.pipelines.tasks import data_juicer_operator, filters, judged, solved
+from trinity_core.pipelines.tasks import asking, data_juicer_operator, filters
 from trinity_core.pipelines.tasks.curation import (
     CuratedDataset,
     TaskPipeline,
@@ -18,11 +18,10 @@ __all__ = [
     "TaskOperator",
     "TaskPipeline",
     "asked_models",
+    "asking",
     "curate",
     "curated_tasks",
     "data_juicer_operator",
     "filters",
-    "judged",
-    "solved",
     "with_curated_tasks",
 ]

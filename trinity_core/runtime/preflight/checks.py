@@ -36,7 +36,7 @@ from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
-"""Of a run on one machine (`benchmarks/plan.py`)."""
+"""On the machine of every run (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
 """Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
@@ -224,7 +224,7 @@ def busy_port(config: Config) -> Iterator[Finding]:
 
 
 def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
-    """That the run asks for more GPUs than this machine has. Which are free is asked when it starts."""
+    """GPUs that the run asks for and this machine lacks. Whether they are free is checked when the run starts."""
     gpus = 0 if config.cluster.gpu_per_node == 0 else len(survey())
     try:
         place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
@@ -237,7 +237,7 @@ def _folder_of(file: Path | None) -> Path | None:
 
 
 def oversized(config: Config) -> Iterator[Finding]:
-    """What a run takes more of than there is; nothing if it may, or if its size cannot be estimated."""
+    """Memory and disk that the run needs and this machine lacks; none if that is allowed or cannot be estimated."""
     if config.cluster.allow_oversized:
         return
     (stage,) = plans_of(config)
@@ -293,7 +293,7 @@ def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
 
 
 def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
-    """Of a GPU's memory: of each process, of those that share one, and of the share that an engine is given."""
+    """Shortages of GPU memory: for each process, for those that share a GPU, and within an engine's share."""
     on_gpu = [process for process in stage.processes if process.gpus and process.memory]
     for process in on_gpu:
         assert process.memory is not None
@@ -321,7 +321,7 @@ def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
 
 
 def _colocation_shortages(sharing: Sequence[ProcessEstimate], gpu_memory: int) -> Iterator[str]:
-    """Of a GPU that its processes use one at a time: each needs what the others leave it."""
+    """Shortages on a GPU that its processes use one at a time: each has what the resting ones leave."""
     for process in sharing:
         resting = sum(total(other.resting) for other in sharing if other is not process)
         wanted = (process.bytes or 0) + resting

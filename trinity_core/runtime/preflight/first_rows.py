@@ -27,7 +27,7 @@ Problem = str | None
 
 
 def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """The data sets that a run reads, and none of whose first rows it could use.
+    """Problems of the data sets of which a run could use none of the first rows.
 
     Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
     """
@@ -39,9 +39,11 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
         training = training_tasksets(config) if config.explores else []
         for key, taskset in (*training, *eval_tasksets(config)):
             if taskset.storage_type != "queue" and not reads_output(config, taskset):
-                yield from _found(key, taskset, partial(_task_problems, taskset, config), taskset.name)
+                yield from _unusable(key, taskset, partial(_task_problems, taskset, config), taskset.name)
     for name, joined in inputs_of(config):
-        yield from _found(f"{JOINED_INPUTS}.{name}", joined, partial(_input_problems, name, joined), name, "join_key")
+        yield from _unusable(
+            f"{JOINED_INPUTS}.{name}", joined, partial(_input_problems, name, joined), name, "join_key"
+        )
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
@@ -49,10 +51,10 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
                 yield from _missing(f"{key}.path", buffer.path or "", read_first) if is_first else ()
             else:
                 read = formats.preference if kind == "preferences" else formats.demonstration
-                yield from _found(key, buffer, partial(_answers, buffer, read), buffer.name)
+                yield from _unusable(key, buffer, partial(_answers, buffer, read), buffer.name)
 
 
-def _found(
+def _unusable(
     key: str,
     data_set: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
     problems_of: Callable[[list[Row]], list[Problem]],

@@ -157,7 +157,7 @@ def why_unknown(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """A model's folder, which need not exist; of one on the hub that in the cache, None if it is not there."""
+    """A model's folder, which need not exist; for a hub name its folder in the cache, None if it is not cached."""
     return Path(model) if looks_local(model) or Path(model).exists() else model_folder(model)
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from trinity_core.config import Config, public_dict
 from trinity_core.files import clear_errors, expanded, read_json, write_json
 from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.nodes import versions_of
 from trinity_core.runtime.verdicts import asks_person
 from trinity_core.tracking.metrics_file import MetricLine, series
 
@@ -142,7 +142,7 @@ def cache_file(config: Config) -> Path:
         "settings": {name: value for name, value in settings.items() if name not in NAMES},
         "model": _shape(Path(config.model.model_path)),
         "machine": machine(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": versions_of(PACKAGES),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return folder() / f"{digest[:16]}.json"
@@ -180,10 +180,3 @@ def _shape(model: Path) -> str:
     """The text of its config.json; empty for a model that is not there yet, or is on the hub."""
     path = model / "config.json"
     return path.read_text() if path.is_file() else ""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
