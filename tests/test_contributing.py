@@ -37,7 +37,6 @@ for name in sys.argv[1:]:
 """
 TESTS_OF_PARTS = (
     "tests/test_house.py",
-    "tests/test_imports.py",
     "tests/test_registry.py",
     "tests/config/test_config_reference.py",
     "tests/config/test_config_schema.py",

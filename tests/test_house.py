@@ -1,11 +1,9 @@
-"""The architecture: imports point one way, nothing grows too long, light packages stay light, no wait is endless."""
+"""The architecture: imports point one way, nothing grows too long, no wait is endless."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
@@ -153,44 +151,12 @@ def test_files_and_functions_are_short() -> None:
     assert too_long == []
 
 
-def passes_on(handler: ast.ExceptHandler) -> bool:
-    """True if a handler raises, or gives the error it caught to a method (of a log, a future) or to an attribute."""
-    for node in ast.walk(handler):
-        if isinstance(node, ast.Raise):
-            return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            values = [*node.args, *(one.value for one in node.keywords)]
-            if node.func.attr == "exception":  # of a log
-                return True
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            values = [node.value]
-        else:
-            continue
-        if handler.name in {name.id for value in values for name in ast.walk(value) if isinstance(name, ast.Name)}:
-            return True
-    return False
-
-
-def test_what_catches_every_error_passes_it_on() -> None:
-    """Whoever catches `Exception` or more raises it, logs it, or hands it to a named place."""
-    swallowed = []
-    for path in sources():
-        for handler in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(handler, ast.ExceptHandler):
-                continue
-            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-            caught = {"" if kind is None else getattr(kind, "id", "no name") for kind in kinds}
-            if caught & {"", "Exception", "BaseException"} and not passes_on(handler):
-                swallowed.append(f"{path.relative_to(ROOT)}:{handler.lineno}")
-    assert swallowed == []
-
-
 ENDLESS = {"join", "wait", "acquire", "communicate"}
 """Methods that wait for ever if they are given no argument."""
 LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}
 """Functions of `subprocess`, `urllib`, `ray` and `filelock` that do so without a `timeout`."""
 LIMITED_ELSEWHERE = {
-    "inference/pool.py", "inference/async_llm.py", "workflows/agent.py", "flows/local/connection.py",
+    "trinity_core/inference/pool.py", "trinity_core/inference/async_llm.py", "flows/local/connection.py",
 }  # fmt: skip
 """Waits of coroutines that their callers limit, and for a server that `wait` gives 3 minutes."""
 
@@ -212,46 +178,11 @@ def endless_waits(source: str) -> list[int]:
     return waits
 
 
-@pytest.mark.parametrize(
-    ("call", "endless"),
-    [
-        ("thread.join()", True),
-        ("', '.join(names)", False),
-        ("event.wait(5)", False),
-        ("process.wait()", True),
-        ("lock.acquire(timeout=3)", False),
-        ("ray.get(ref)", True),
-        ("ray.get(ref, timeout=3)", False),
-        ("subprocess.run(command, check=True)", True),
-        ("known.get(name)", False),
-        ("FileLock(path)", True),
-    ],
-)
-def test_what_counts_as_an_endless_wait(call: str, endless: bool) -> None:
-    assert bool(endless_waits(call)) == endless
-
-
 def test_no_wait_is_endless() -> None:
     """Whoever waits for another process must be able to say in the end who is missing."""
     lines = {path.relative_to(ROOT).as_posix(): endless_waits(path.read_text()) for path in sources()}
-    waits = {path for path, places in lines.items() if places and not path.endswith(tuple(LIMITED_ELSEWHERE))}
-    assert {path: lines[path] for path in waits} == {}
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "trinity_core",
-        "trinity_core.config",
-        "trinity_core.cli",
-        "trinity_core.algorithms",
-    ],
-)
-def test_light_modules_import_nothing_heavy(module: str) -> None:
-    heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
-    program = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    waits = {path: places for path, places in lines.items() if places}
+    assert waits.keys() == LIMITED_ELSEWHERE, waits
 
 
 def test_benchmarks_import_what_there_is() -> None:

@@ -1,4 +1,4 @@
-"""`lean_imports` holds garbage collection off; `lazy.torch` stands for torch."""
+"""Light modules stay light; `lean_imports` holds garbage collection off; `lazy.torch` stands for torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import pytest
 import torch
 import transformers.utils
 
+from trinity_core.data.tiny import make_tokenizer
 from trinity_core.imports import COMPILER, HIDDEN, lean_imports
 from trinity_core.lazy import torch as lazy
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_garbage_waits_while_libraries_are_imported() -> None:
@@ -49,23 +52,49 @@ def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: p
     assert importlib.util.find_spec(name) is not None
 
 
-FLOW = """
-import sys
-from pathlib import Path
-
+HEAVY = {"torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets", "omegaconf"}
+ACTORS = """
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.training.worker import TrainerActor
+"""
+TOKENIZER = """
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
+stop_tokens(folder, ChatEncoder(load_tokenizer(folder)))
+"""
+TRACKING = """
+from pathlib import Path
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.writers import RunInfo
-from trinity_core.training.worker import TrainerActor
-
-open_writer("tensorboard", RunInfo("p", "n", Path(sys.argv[1])), Path(sys.argv[1]))
-assert "torch" not in sys.modules
+open_writer("tensorboard", RunInfo("p", "n", Path(folder)), Path(folder))
 """
+LIGHT = (
+    ("import flows.cli", {"pydantic", "trinity_core.config"}),
+    ("import flows.local.connection, trinity_core.algorithms, trinity_core.cli, trinity_core.config", HEAVY),
+    ("import trinity_core.rollout.explorer, trinity_core.sync.versions", {"torch", "ray", "vllm"}),
+    (f"import trinity_core.checkpoints.convert{ACTORS}{TOKENIZER}{TRACKING}", {"torch"}),
+)
+"""Statements of a process, one after the other, with modules that are not imported after each."""
 
 
-def test_a_flow_starts_its_actors_and_tracking_without_torch(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FLOW, str(tmp_path)], check=True, timeout=300)
+def test_light_modules_import_nothing_heavy(tmp_path: Path) -> None:
+    """The command line answers at once; a flow starts its actors and tracking, and counts tokens, without torch."""
+    make_tokenizer().save_pretrained(tmp_path)
+    code = f"import sys\nfolder = {str(tmp_path)!r}\n"
+    for statements, modules in LIGHT:
+        code += f"{statements}\nassert not {modules} & {{*sys.modules}}, {modules} & {{*sys.modules}}\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
+
+
+def test_importing_the_configuration_takes_half_a_second_at_most() -> None:
+    """Of a core, in one of three processes: the first may compile the modules."""
+    code = "import time; began = time.process_time(); import trinity_core.config; print(time.process_time() - began)"
+    command = [sys.executable, "-c", code]
+    runs = (
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300, cwd=ROOT) for _ in range(3)
+    )
+    assert any(float(run.stdout) < 0.5 for run in runs)
 
 
 def test_lazy_torch_is_pickled_as_torch() -> None:

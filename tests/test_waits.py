@@ -1,9 +1,12 @@
 """Waits are spoken of at once, then ever less often, and at least once a minute."""
 
+import errno
 import time
 
 import pytest
 
+from trinity_core import files
+from trinity_core.files import when_room
 from trinity_core.waits import Reminder, Wait, poll, retry
 
 
@@ -47,13 +50,14 @@ def test_only_what_passes_is_tried_again(caplog: pytest.LogCaptureFixture) -> No
         retry(work, passes, 0.0, 0.01)
 
 
-def test_a_retry_within_a_retry_waits_no_longer_than_one(caplog: pytest.LogCaptureFixture) -> None:
-    def full() -> None:
-        raise OSError("full")
+def test_a_wait_for_room_within_another_one_takes_no_longer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def inner() -> None:
-        retry(full, lambda _: True, 0.05, 0.001)
-
-    with pytest.raises(OSError, match="full"):
-        retry(inner, lambda _: True, 0.05, 0.001, "there is no room")
-    assert not caplog.records, "the outer one has not begun to wait"
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.05)
+    monkeypatch.setattr(files, "ROOM_PAUSE", 0.001)
+    with pytest.raises(OSError, match="No space"):
+        when_room(lambda: when_room(write, "inner"), "outer")
+    assert not any("outer" in message for message in caplog.messages), "it has not begun to wait"

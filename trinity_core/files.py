@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -77,9 +79,15 @@ def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoi
 def when_room(write: Callable[[], T], target: Path | str) -> T:
     """What `write` returns, called again as long as the disk that it writes to is full, at most `ROOM_SECONDS`.
 
-    `write` must be repeatable; `target` is what it writes to, for people.
+    `write` must be repeatable; `target` is what it writes to, for people. A `write` that has itself waited for room in
+    vain is not called again.
     """
-    return retry(write, is_full, ROOM_SECONDS, ROOM_PAUSE, notice=f"there is no room to write {target}: free some")
+    began = time.monotonic()
+
+    def may_pass(error: Exception) -> bool:
+        return is_full(error) and time.monotonic() - began <= ROOM_SECONDS
+
+    return retry(write, may_pass, ROOM_SECONDS, ROOM_PAUSE, notice=f"there is no room to write {target}: free some")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -102,6 +110,12 @@ def sync_file(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: Path, data: bytes, durable: bool = True, mode: int = 0o666) -> None:

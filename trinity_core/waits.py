@@ -56,15 +56,14 @@ def retry(
 ) -> T:
     """The result of `work`, called again after each transient error for at most `seconds`; then that error is raised.
 
-    `work` must be repeatable; the time that it takes counts, so that one retry within another waits no longer. The
-    `notice`, what is waited for, is logged once.
+    `work` must be repeatable. The `notice`, what is waited for, is logged once.
     """
-    began, waited = time.monotonic(), False
-    for _ in poll(pause=pause):
+    waited = False
+    for elapsed in poll(pause=pause):
         try:
             result = work()
         except Exception as error:
-            if not is_transient(error) or time.monotonic() - began > seconds:
+            if not is_transient(error) or elapsed > seconds:
                 raise
             if notice and not waited:
                 log.warning("%s; waits for it, at most %g minutes (%s)", notice, seconds / 60, error)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raising
 
-from trinity_core.algorithms import POLICY_LOSSES, InputError, policy_loss
+from trinity_core.algorithms import POLICY_LOSSES, InputError
 
 ON_POLICY = sorted({n for n, loss in POLICY_LOSSES.items() if loss.corrects_rollouts} - {"mix", "mix_chord"})
 SCALE = {"opmd": 0.5}
@@ -156,14 +156,3 @@ def test_extreme_ratios_stay_finite():
             loss, grad, _ = call(name, inputs | {"old_logprobs": inputs["logprobs"] + shift, "rollout_logprobs": None})
             assert loss.isfinite(), name
             assert grad.isfinite().all(), name
-
-
-def test_a_module_adds_its_own_loss():
-    @policy_loss("mine")
-    def mine(logprobs, mask, *, advantages, power=2.0):
-        return -advantages * logprobs**power, {"mine/abs": (logprobs.abs(), mask)}
-
-    loss, metrics = mine(logprobs=-torch.ones(1, 1), advantages=torch.ones(1, 1), mask=torch.ones(1, 1).bool(), power=3)
-    assert loss.item() == 1
-    assert metrics == {"mine/abs": 1, "pg_loss": 1}
-    del POLICY_LOSSES["mine"]

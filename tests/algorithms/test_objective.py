@@ -21,7 +21,6 @@ from trinity_core.algorithms import (
     MetricAccumulator,
     Objective,
 )
-from trinity_core.algorithms.kl import KLFn
 from trinity_core.algorithms.losses.policy_loss import PolicyLoss
 
 ROWS, LENGTH = 8, 5
@@ -432,38 +431,3 @@ def test_the_loss_of_a_whole_batch_gets_the_rollouts_log_probs():
     PolicyLoss("taking", function)(**{k: inputs[k] for k in ("logprobs", "mask", "rollout_logprobs")})
     mask = inputs["mask"]
     torch.testing.assert_close(got[0][mask], inputs["rollout_logprobs"][mask])
-
-
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.inputs))
-def test_an_advantage_gets_every_input_that_the_registry_lists(name, monkeypatch):
-    inputs = batch(0, experts=False)
-    function, got = taking(name, lambda data: (torch.zeros(ROWS, LENGTH), {}))
-    objective = Objective(
-        spec_of("ppo", advantage_fn=registered(monkeypatch, ADVANTAGES, function), advantage_fn_args={}, **NO_KL)
-    )
-    ids = [*"aaaabbbb"]
-    whole = {k: inputs[k] for k in WHOLE}
-    whole |= {"group_ids": ids, "rollout_ids": ids, "run_ids": ids, "states": ids, "turns": torch.arange(ROWS)}
-    whole |= {"entropies": inputs["entropy"]}
-    objective.advantages(inputs["mask"], lengths=inputs["mask"].sum(-1), **whole)
-    assert len(got) == 1 and got[0] is not None
-    assert objective.needs_reference == (name == "ref_logprobs")
-
-
-@pytest.mark.parametrize("name", sorted(KL_FNS.inputs))
-def test_a_kl_estimator_gets_every_input_that_the_registry_lists(name, monkeypatch):
-    """In the loss, also where the old policy is the present one, and in the reward."""
-    inputs = batch(0, experts=False)
-    function, got = taking(name, lambda data: torch.zeros(ROWS, LENGTH))
-    kl = registered(monkeypatch, KL_FNS, KLFn("taking", function))
-    args = {"kl_coef": 0.1}
-    objective = Objective(
-        spec_of("grpo", kl_loss_fn=kl, kl_loss_fn_args=args, kl_penalty_fn=kl, kl_penalty_fn_args=args)
-    )
-    references = {k: inputs[k] for k in ("old_logprobs", "ref_logprobs")}
-    advantages = objective.advantages(
-        inputs["mask"], rewards=inputs["rewards"], group_ids=[*"aaaabbbb"], **references
-    ).advantages
-    known = {k: inputs[k] for k in ("logprobs", "mask", "ref_logprobs")}
-    objective.loss(MetricAccumulator(), objective.weights(inputs["mask"]), advantages=advantages, **known)
-    assert len(got) == 2 and all(value is not None for value in got)

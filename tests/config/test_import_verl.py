@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.shell_programs import Program, bash_words, misread
+from config.shell_programs import misread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,21 +55,6 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
 def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
     commands = [command.words for command in ShellScript(text, ["8", "a=b", "c"]).commands()]
     assert [command for command in commands if command[0] == "run"] == [words]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_programs_are_read_as_bash_runs_them(seed: int) -> None:
-    """`benchmarks/shell_programs.py` makes more of them."""
-    outcomes = [misread_or_refused(Program(number).text()) for number in range(seed * 30, seed * 30 + 30)]
-    assert not [outcome for outcome in outcomes if outcome], "\n\n".join(filter(None, outcomes))
-    assert outcomes.count("") > 15, "few of the programs are read and need no assumption"
-
-
-def misread_or_refused(text: str) -> str | None:
-    try:
-        return misread(text)
-    except UnreadableShell as error:
-        return f"{text}\n{error}" if bash_words(text) else None
 
 
 PROGRAMS = [

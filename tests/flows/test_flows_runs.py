@@ -26,7 +26,7 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.program import TERMINATED
-from trinity_core.runtime import configuration
+from trinity_core.runtime import configuration, run_attempt
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
 
@@ -178,6 +178,7 @@ def test_a_run_shows_what_it_does(
     )
     from prefect.logging.handlers import APILogHandler
 
+    from flows.evaluate import evaluate
     from flows.loaded import Loaded, run_flow
 
     use_standins()
@@ -212,6 +213,9 @@ def test_a_run_shows_what_it_does(
     assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in shown and "**trainer**" in shown
     assert "| score | 0.56 |" in shown and "None" not in shown
     assert all(f"step {standins.STEPS}" in title for title in titles), titles
+    monkeypatch.setattr(run_attempt, "huggingface_folder", lambda config, step, merge: tmp_path / "model")
+    scored = evaluate(str(file), ["seed=7"], which="missing")
+    assert scored["scores"] == {"step 2": 0.52, "step 4": 0.54, "step 6": 0.56}, "the sweep scores what has no score"
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -219,9 +223,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
     from flows.pipeline import pipeline
 
     use_standins()
-    monkeypatch.setattr(
-        "trinity_core.runtime.run_attempt.huggingface_folder", lambda config, step, merge: folder / "model"
-    )
+    monkeypatch.setattr(run_attempt, "huggingface_folder", lambda config, step, merge: folder / "model")
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     load = mock.Mock(wraps=configuration.load_config)

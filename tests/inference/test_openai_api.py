@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -19,7 +17,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.task import Task
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.openai_api.model import ApiModels
-from trinity_core.inference.requests import Sampling, WeightSource
+from trinity_core.inference.requests import EngineLost, Sampling, WeightSource
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.workflows import RewardPool
@@ -368,38 +366,6 @@ def test_no_sessions_tokens_are_in_anothers(api, tiny_engine):
         assert sequence.mask.all() and 1 <= len(sequence.mask) <= 4
 
 
-def test_what_a_client_did_not_wait_for_is_dropped(api):
-    session = api.session()
-    stream = answer(api.client(session), stream=True, max_tokens=200, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    stream.close()
-    deadline = time.monotonic() + 30
-    while session.in_flight and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert session.sequences() == [] and not session.in_flight
-    assert session.dropped_tokens > 0
-
-
-def test_a_client_that_stops_waiting_for_a_whole_answer_ends_it(api):
-    session, busy = api.session(), {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
-    with pytest.raises(openai.APITimeoutError):
-        answer(api.client(session, timeout=0.1), n=8, **busy)
-    deadline = time.monotonic() + 30
-    while session.in_flight and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not session.in_flight and session.sequences() == []
-
-
-def test_ending_a_session_ends_its_requests(api):
-    session = api.session()
-    stream = answer(api.client(session), stream=True, max_tokens=200, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    api.server.close(session)
-    with pytest.raises((openai.APIError, httpx.HTTPError)):
-        list(stream)
-    assert session.sequences() == [] and refused(answer, api.client(session))[0] == 410
-
-
 def test_training_answers_are_sampled_as_the_run_says(api, tiny_engine):
     session = api.session(pinned={"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0})
     answer(api.client(session), temperature=0.1, top_p=0.2, presence_penalty=2.0, seed=9)
@@ -463,3 +429,63 @@ def test_a_fixed_seed_of_an_agent_makes_no_equal_rollouts(api):
 def test_defaults_apply_to_requests_that_say_nothing(api):
     greedy = api.session(defaults={"temperature": 0.0})
     assert len({answer(api.client(greedy)).choices[0].message.content for _ in range(3)}) == 1
+
+
+def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder):
+    with serving(tiny_folder, tiny_engine, judge=True) as api:
+        session = api.session()
+        client = api.client(session)
+        assert [model.id for model in client.models.list()] == ["policy", str(tiny_folder), "judge"]
+        completion = answer(client, seed=3)
+        judged = client.chat.completions.create(
+            model="judge", messages=[*ASK, completion.choices[0].message], max_tokens=5, extra_body={"ignore_eos": True}
+        )
+        assert judged.model == "judge" and judged.usage.completion_tokens == 5
+        [sequence] = checked(session, tiny_engine)
+        assert sequence.mask.sum() == session.sampled_tokens == completion.usage.completion_tokens
+
+
+@dataclass
+class Mortal:
+    """An engine that is lost once, amid its second call, when it has sampled some tokens; its heir is not."""
+
+    engine: object
+    calls: int = 0
+    losses: int = 1
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    async def generate(self, requests):
+        self.calls += 1
+        if self.calls != 2 or not self.losses:
+            return await self.engine.generate(requests)
+        self.losses -= 1
+        keys = [request.key for request in requests]
+        answering = asyncio.ensure_future(self.engine.generate(requests))
+        while not any(sample is not None and len(sample.tokens) > 3 for sample in await self._said(keys)):
+            assert not answering.done(), "the answer came before the engine could be lost"
+            await asyncio.sleep(0.001)
+        await self.engine.abort(keys)
+        await answering
+        raise EngineLost("it is gone")
+
+    async def _said(self, keys):
+        return (await self.engine.so_far(dict.fromkeys(keys, 0))).values()
+
+    async def successor(self, model_path):
+        return Mortal(self.engine, losses=0)
+
+
+def test_a_conversation_survives_the_loss_of_its_engine(tiny_engine, tiny_folder):
+    mortal = Mortal(tiny_engine)
+    with serving(tiny_folder, mortal) as api:
+        lost, other = api.session(seed=1), api.session(seed=2)
+        args = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+        messages = [*ASK, answer(api.client(lost), **args).choices[0].message, {"role": "user", "content": "And then?"}]
+        answer(api.client(lost), messages, **args)
+        answer(api.client(other))
+        assert mortal.losses == 0 and api.pool.restarts == 1
+        [sequence] = checked(lost, tiny_engine)
+        assert sequence.mask.sum() == lost.sampled_tokens == 80
+        assert len(checked(other, tiny_engine)) == 1

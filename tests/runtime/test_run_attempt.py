@@ -161,7 +161,13 @@ def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
         lose_the_store(attempt)
 
 
-def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(TransientFault("the node died"), RunOutcome.FAILED), (KeyboardInterrupt(), RunOutcome.CANCELLED)],
+)
+def test_tracking_that_opens_after_the_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, outcome: RunOutcome
+) -> None:
     """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
     go_on, closed = threading.Event(), list[RunOutcome]()
 
@@ -171,12 +177,12 @@ def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("trinity_core.runtime.tracking_thread.open_writer", late)
     monkeypatch.setattr("trinity_core.runtime.tracking_thread.FAILED_CLOSE_SECONDS", 0.1)
-    with pytest.raises(TransientFault), begin(tmp_path) as attempt:
-        raise TransientFault("the node died")
+    with pytest.raises(type(error)), begin(tmp_path) as attempt:
+        raise error
     assert attempt._tracking is not None
     go_on.set()
     attempt._tracking._opening.join(60)
-    assert closed == [RunOutcome.FAILED] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+    assert closed == [outcome] and "forwarder" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_attempt_that_is_refused_at_once_is_recorded_as_failed(

@@ -227,6 +227,18 @@ def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folde
         assert len([text for text in stage.warnings if "total_steps" in text]) == warnings
 
 
+def grpo_tree(root: Path, folders: TinyFolders, gpus: int | None, method: str, style: str) -> dict[str, Any]:
+    taskset = {"path": str(folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    return {
+        "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
+        "cluster": {"gpu_per_node": gpus},
+        "synchronizer": {"sync_method": method, "sync_style": style, "sync_interval": 2},
+        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
+    }
+
+
 @pytest.mark.parametrize("gpus", [0, None])
 @pytest.mark.parametrize(
     ("method", "style", "in_force"),
@@ -241,16 +253,7 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
     gpus: int | None, method: str, style: str, in_force: str, tmp_path: Path, tiny_folders: TinyFolders
 ) -> None:
     """Also where `memory` takes over from `nccl`, as on this machine."""
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    tree = {
-        "checkpoint_root_dir": str(tmp_path),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
-        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
-        "cluster": {"gpu_per_node": gpus},
-        "synchronizer": {"sync_method": method, "sync_style": style, "sync_interval": 2},
-        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
-    }
-    config = config_from_dict(tree)
+    config = config_from_dict(grpo_tree(tmp_path, tiny_folders, gpus, method, style))
     stage = choose_stage(Request(config))
     assert stage.config.synchronizer.sync_method == "memory"
     assert config.synchronizer.style == stage.config.synchronizer.style == in_force
@@ -267,16 +270,7 @@ def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
 ) -> None:
     """An evaluation of its own has all cores."""
     monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 0))
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    tree = {
-        "checkpoint_root_dir": str(tmp_path),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
-        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 64, "max_response_tokens": 8},
-        "cluster": {"gpu_per_node": 0},
-        "synchronizer": {"sync_method": "memory", "sync_style": "explorer_driven"},
-        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
-    }
-    config = config_from_dict(tree | stages)
+    config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "memory", "explorer_driven") | stages)
     name = "first" if stages else ""
     training = choose_stage(Request(config, "rft", name)).placement.engine_threads
     evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads

@@ -1,13 +1,15 @@
-"""Where a SQLite store may lie: on a local file system only."""
+"""Where a SQLite store may lie: on a local file system only. Its type is told by the table of mounts."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trinity_core.errors import TrinityError
-from trinity_core.files import networked
+from trinity_core.files import networked, type_at
 from trinity_core.store.database import fault_of
 from trinity_core.store.store import ExperienceStore
 
@@ -50,3 +52,18 @@ def test_a_link_to_a_network_file_system_is_followed(on):
     link = folder.parent / f"{folder.name}_link"
     link.symlink_to(folder / "here")
     assert networked(link / "run.db") == "nfs4"
+
+
+names = st.sampled_from(["a", "b", "ab"])
+folders = st.lists(names, max_size=3).map(lambda parts: PurePosixPath("/", *parts))
+
+
+@given(st.lists(st.tuples(folders, st.sampled_from(["ext4", "nfs", "cifs"]))), folders)
+def test_the_type_is_that_of_the_nearest_folder_with_a_mount(mounts, path):
+    kinds = dict(mounts)
+    nearest = next((kinds[folder] for folder in (path, *path.parents) if folder in kinds), "")
+    assert type_at(path, [(str(point), kind) for point, kind in mounts]) == nearest
+
+
+def test_the_mounts_of_this_machine_are_read(tmp_path):
+    assert networked(tmp_path / "run.db") == "", "the tests' own folder is local"

@@ -1,49 +1,16 @@
-"""PPO, OPMD, MIX and DPO through the worker: each learns from its own kind of data and resumes all that it keeps."""
+"""PPO, OPMD, MIX, DPO and SFT through the worker: each learns from its own kind of data and resumes all it keeps."""
 
 import json
 
-import numpy as np
 import pytest
-import torch
-from batches import make_batch
+from trained_runs import STEPS, assert_same_runs, metrics, put, run, tensors
 
 from trinity_core.data.experience import to_bytes
 from trinity_core.data.tiny import make_problems, write_jsonl
-from trinity_core.runtime.run import train
-from trinity_core.training.worker import TrainerWorker
+from trinity_core.errors import DataError
 
 pytestmark = pytest.mark.slow
-STEPS = 4
 COLUMNS = "{prompt_key: question, response_key: answer}"
-
-
-def _run(config):
-    worker = TrainerWorker(config)
-    worker.start()
-    return worker.run(train)
-
-
-def _put(config):
-    """Four explore steps of version 0."""
-    from trinity_core.store.run_store import open_run_store
-
-    with open_run_store(config) as store:
-        for step in range(store.position("explorer").step + 1, STEPS + 1):
-            rows = make_batch(step)
-            for row in rows:
-                row.versions = np.where(row.action_mask, 0, -1)
-            store.put("explorer", step, {}, rows, 0)
-
-
-def _metrics(config):
-    """The metrics of each step, without times."""
-    lines = map(json.loads, (config.job_dir / "monitor" / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line["metrics"].items() if not k.startswith("timing_s/")} for line in lines]
-
-
-def _tensors(config, part, content):
-    path = config.job_dir / f"global_step_{STEPS}" / part / f"{content}_world_size_1_rank_0.pt"
-    return torch.load(path, weights_only=True)
 
 
 def _whole_and_halves(make, parts=("actor",), explored=True):
@@ -54,15 +21,10 @@ def _whole_and_halves(make, parts=("actor",), explored=True):
     whole = make("whole", STEPS)
     for config in (whole, make("halves", STEPS // 2), make("halves", STEPS)):
         if explored:
-            _put(config)
-        assert _run(config)["ended"] == "finished"
-    assert _metrics(config) == _metrics(whole)
-    for part in parts:
-        for content in ("model", "optim"):
-            one, other = _tensors(whole, part, content), _tensors(config, part, content)
-            assert one.keys() == other.keys()
-            assert all(torch.equal(one[name], other[name]) for name in one), (part, content)
-    return whole, _metrics(whole)
+            put(config)
+        assert run(config)["ended"] == "finished"
+    assert_same_runs(whole, config, parts)
+    return whole, metrics(whole)
 
 
 def test_ppo_saves_and_resumes_its_critic(make_config):
@@ -76,7 +38,7 @@ def test_ppo_saves_and_resumes_its_critic(make_config):
     whole, steps = _whole_and_halves(make, ("actor", "critic"))
     assert "actor/pg_loss" not in steps[0] and "actor/pg_loss" in steps[1]  # the critic's warm-up
     assert steps[0]["values/mean"] == 0.0 and steps[-1]["values/mean"] != 0.0
-    assert float(_tensors(whole, "critic", "model")["value_head.weight"].abs().sum()) > 0
+    assert float(tensors(whole, "critic", "model")["value_head.weight"].abs().sum()) > 0
     state = json.loads((whole.job_dir / f"global_step_{STEPS}" / "trainer_state.json").read_text())
     assert state["optimizer_steps"] == {"actor": STEPS - 1, "critic": STEPS}
 
@@ -138,3 +100,20 @@ def test_dpo_learns_from_a_data_set_of_pairs(make_config, tmp_path):
     assert steps[0]["actor/dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the policy is the reference
     assert steps[-1]["actor/dpo_loss"] < steps[0]["actor/dpo_loss"]
     assert all(step["experience/groups"] == 8.0 for step in steps)
+
+
+def test_sft_resumes_its_place_in_the_file(make_config, tmp_path):
+    write_jsonl(tmp_path / "sft.jsonl", make_problems(1, 40, 1, 1)["train"])
+
+    def make(name, steps, rows=16):
+        return make_config(
+            "sft", name, buffer__total_steps=steps, buffer__train_batch_size=rows, trainer__save_interval=2,
+            algorithm__optimizer__lr=0.01, buffer__trainer_input__experience_buffer__path=tmp_path / "sft.jsonl",
+            buffer__trainer_input__experience_buffer__format=COLUMNS, model__max_model_len=200,
+        )  # fmt: skip
+
+    whole, steps = _whole_and_halves(make, explored=False)
+    assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were published"
+    assert steps[-1]["actor/final_loss"] < steps[0]["actor/final_loss"]
+    with pytest.raises(DataError, match="train_batch_size was 16, is 8"):
+        run(make("halves", STEPS + 1, rows=8))

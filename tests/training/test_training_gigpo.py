@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter, defaultdict
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 from workflows.workflow_helpers import make_task
@@ -26,29 +24,14 @@ pytestmark = pytest.mark.slow
 GAMMA, EPSILON = 0.5, 1e-6
 
 
-SMALL = {"size": 2, "p": 1.0, "show_rules": False}
-ADAPTED = {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"],
-           "kwargs": {"desc": ["SF", "FG"], "is_slippery": False}}  # fmt: skip
-
-
 @pytest.fixture
 def any_text_moves(monkeypatch, toy_games):
-    """FrozenLake in which an untrained policy moves too: the example's own, and gymnasium's by its adapter."""
-    path = Path(__file__).parents[2] / "configs/environments/gymnasium_env.py"
-    spec = spec_from_file_location("gymnasium_env", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    adapter = module.Gymnasium
-
-    def step(self, action):
-        return adapter.step(self, self.actions[len(action) % 4])
-
+    """FrozenLake in which an untrained policy moves too."""
     own = type("Lake", (ENVIRONMENTS["frozen_lake"],), {"move": lambda self, text: len(text) % 4})
     monkeypatch.setitem(ENVIRONMENTS, "lake", own)
-    monkeypatch.setitem(ENVIRONMENTS, "adapted_lake", type("Adapted", (adapter,), {"step": step}))
 
 
-def played(engine, folder, environment, arguments):
+def played(engine, folder):
     """The turns of two tasks with eight rollouts each, on a lake of 2 by 2 without holes."""
     tokenizer = load_tokenizer(str(folder), False)
     sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4 == 0))
@@ -61,8 +44,8 @@ def played(engine, folder, environment, arguments):
             repeat_times=8,
             rollout_args=RolloutArgs(),
             workflow_args={
-                "environment": environment,
-                "environment_args": arguments,
+                "environment": "lake",
+                "environment_args": {"size": 2, "p": 1.0, "show_rules": False},
                 "max_turns": 5,
                 "step_wise": True,
                 "discount": 0,
@@ -106,11 +89,10 @@ def by_hand(rows):
 
 
 @pytest.mark.usefixtures("any_text_moves")
-@pytest.mark.parametrize(("environment", "arguments"), [("lake", SMALL), ("adapted_lake", ADAPTED)])
-def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch, environment, arguments):
+def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch):
     from trinity_core.store.run_store import open_run_store
 
-    rows = played(tiny_engine, tiny_folder, environment, arguments)
+    rows = played(tiny_engine, tiny_folder)
     won = Counter(row.metrics["return"] for row in rows if row.turn == 0)
     assert set(won) == {0.0, 1.0} and len({row.state for row in rows}) >= 3, won
     config = make_config(

@@ -280,18 +280,18 @@ def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_half_precision_sums_micro_batches_in_float32(learner, stage):
-    """300 times the same gradient; bfloat16 counts to 256."""
+    """512 times a gradient and then 20 times the gradient itself: in bfloat16 the sum would stay what it is."""
     from trinity_core.training.update import micro_batches
 
     engine = (trained := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
     (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), trained.cut, trained.ranks)
 
-    def norm(times):
-        for i in range(times):
-            engine.backward(engine(micro, 1.0, False)[0].mean(), last=i == times - 1)
+    def norm(*factors):
+        for i, factor in enumerate(factors, 1):
+            engine.backward(factor * engine(micro, 1.0, False)[0].mean(), last=i == len(factors))
         return engine.step(0.0)
 
-    assert norm(300) == pytest.approx(300 * norm(1), rel=1e-3)
+    assert norm(512, *[1] * 20) == pytest.approx(532 * norm(1), rel=1e-3)
 
 
 def _unscored(experience):

@@ -8,11 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from browser import opened
 from fastapi.testclient import TestClient
 from raising import raising
@@ -79,17 +82,36 @@ def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
         assert beyond["ids"] == [] and beyond["offset"] == beyond["total"]
 
 
-@pytest.mark.parametrize("host", ["localhost", socket.gethostname(), "127.0.0.1"])
-def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> None:
+def test_the_command_serves_the_page(run_folder) -> None:
     trinity = Path(sys.executable).with_name("trinity")
-    command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", host, "--port", "0", "--no-browser"]
+    command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", "localhost", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
         try:
             printed = next(line for line in page.stdout if line.startswith("http://"))
-            assert printed.startswith(f"http://{host}:")
             assert httpx.get(f"{printed.split()[0]}/api/runs/run/about").json()["has_store"]
         finally:
             page.terminate()
+
+
+@pytest.mark.parametrize("host", ["localhost", socket.gethostname(), "127.0.0.1"])
+def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host, monkeypatch) -> None:
+    servers, said = [], SimpleQueue()
+    server_class = uvicorn.Server
+
+    def made(config):
+        servers.append(server_class(config))
+        return servers[0]
+
+    monkeypatch.setattr(uvicorn, "Server", made)
+    serving = threading.Thread(target=serve, args=(viewed_runs(run_folder), host, 0, False, said.put))
+    serving.start()
+    try:
+        printed = next(line for line in iter(lambda: said.get(timeout=60), None) if line.startswith("http://"))
+        assert printed.startswith(f"http://{host}:")
+        assert httpx.get(f"{printed.split()[0]}/api/runs/run/about", timeout=60).json()["has_store"]
+    finally:
+        servers[0].should_exit = True
+        serving.join(60)
 
 
 def test_a_host_that_is_not_this_machine_is_refused(run_folder) -> None:
@@ -198,19 +220,23 @@ async def _long(page) -> None:
     await page.until("document.querySelector('#status').innerText.startsWith('token 29100 of 30000')")
 
 
-@pytest.mark.parametrize(("reference", "answer", "has"), [
+DIFFERENCES = (
     ("a b c d", "b x d a", [False, True, False, True]),
     ("the sum is 7", "so the total is\n7", [True, False, True, True]),
     ("4", "", [False]),
     ("", "4", []),
-])  # fmt: skip
-def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path, reference, answer, has) -> None:
+)
+"""Reference, answer, and which words of the reference the answer has."""
+
+
+def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path) -> None:
     load = "import('./static/difference.js')"
 
     async def ask(address: str) -> None:
         async with opened(address, tmp_path) as page:
-            difference = await page.value(f"{load}.then((m) => m.difference({reference!r}, {answer!r}))")
-            assert difference == [list(pair) for pair in zip(reference.split(), has, strict=True)]
+            for reference, answer, has in DIFFERENCES:
+                difference = await page.value(f"{load}.then((m) => m.difference({reference!r}, {answer!r}))")
+                assert difference == [list(pair) for pair in zip(reference.split(), has, strict=True)], answer
 
     with serving(run_folder) as address:
         asyncio.run(ask(address))

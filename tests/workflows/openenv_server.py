@@ -17,9 +17,8 @@ import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 
-def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
-    """`app.state` counts `open` sessions and those that the client `closed`; odd actions make it misbehave. With
-    `tools` one guesses by a tool over MCP."""
+def make_app(most_sessions: int = 8) -> FastAPI:
+    """`app.state` counts `open` sessions and those that the client `closed`; odd actions make it misbehave."""
     app = FastAPI()
     app.state.open = app.state.closed = 0
 
@@ -42,12 +41,7 @@ def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
                 data = message["data"]
                 if message["type"] == "reset":
                     number = data.get("seed", 0) % 5
-                    begun = observation("Guess.")
-                    if tools:
-                        begun["data"]["observation"] = {}
-                    await client.send_json(begun)
-                elif data.get("type") in ("list_tools", "call_tool") and tools:
-                    await client.send_json(of_tools(data, number))
+                    await client.send_json(observation("Guess."))
                 elif set(data) != {"message"}:
                     missing = {"loc": ["message"], "msg": "Field required"}
                     await client.send_json(error("VALIDATION_ERROR", "Invalid message", errors=[missing]))
@@ -71,25 +65,6 @@ def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
             app.state.open -= 1
 
     return app
-
-
-def of_tools(data: dict[str, Any], number: int) -> dict[str, Any]:
-    if data["type"] == "list_tools":
-        schema = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-        guess = {"name": "guess", "description": "Guess the number.", "input_schema": schema}
-        return {"type": "observation", "data": {"observation": {"tools": [guess]}, "reward": None, "done": False}}
-    name, arguments = data["tool_name"], data["arguments"]
-    if not isinstance(arguments, dict):
-        wrong = {"loc": ["arguments"], "msg": "Input should be a valid dictionary"}
-        return error("VALIDATION_ERROR", "Invalid message", errors=[wrong])
-    if name != "guess" or set(arguments) != {"number"}:
-        kind, why = ("tool_not_found", f"Unknown tool: '{name}'") if name != "guess" else ("invalid_args", "Missing")
-        seen = {"tool_name": name, "result": None, "error": {"error_type": kind, "message": why}}
-        return {"type": "observation", "data": {"observation": seen, "reward": 0.0, "done": False}}
-    right = arguments["number"] == number
-    said = {"content": [{"type": "text", "text": "Right." if right else "No."}], "is_error": False}
-    seen = {"tool_name": name, "result": said, "error": None}
-    return {"type": "observation", "data": {"observation": seen, "reward": float(right), "done": right}}
 
 
 def observation(text: str, reward: Any = None, done: bool = False) -> dict[str, Any]:

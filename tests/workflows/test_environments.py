@@ -326,16 +326,6 @@ def test_the_documented_environment_works():
     ENVIRONMENTS.update(known)
 
 
-def test_a_process_without_requests_closes_its_environment(odd, tmp_path):
-    started = tmp_path / "child"
-    environment = ProcessEnvironment(Where("odd", odd), 10.0)
-    environment.make({"started": str(started)}, {})
-    environment._worker._connection.close()  # as when the explorer dies
-    environment._worker.process.wait(10)
-    assert (tmp_path / "child.closed").exists()
-    environment.close()
-
-
 def test_an_engine_plays_in_a_process(tiny_engine, tiny_folder):
     tokenizer = load_tokenizer(str(tiny_folder), False)
     sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4))

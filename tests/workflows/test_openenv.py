@@ -14,12 +14,6 @@ from workflows.chatting import Turns
 from workflows.openenv_server import core_serving, make_app, serving
 from workflows.workflow_helpers import make_task
 
-from trinity_core.config.schema.buffer import RolloutArgs
-from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments import openenv
 from trinity_core.workflows.environments.openenv import OpenEnv
@@ -62,22 +56,12 @@ def test_a_session_is_an_episode(url, app):
     assert app.state.open == 0 and app.state.closed == closed + 1
 
 
-def test_rollouts_have_sessions_of_their_own(url):
-    rows, _ = play(url, "3", "3", "3", repeat_times=3)
-    assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
-
-
 def test_an_action_may_be_a_json_object(url):
     turns = ["3", '{"messag": "3"}', '{"message": "3"}']
     [one], model = play(url, *turns, action_key=None, observation_key=None)
     assert one.reward == 1.0 and one.metrics["invalid_actions"] == 2
     text = model.tokenizer.decode(one.tokens)
     assert "<uSay a JSON object.\n{" in text and "<uThat is no action. message: Field required\n{" in text
-
-
-def test_no_reward_is_no_verdict(url):
-    [one], _ = play(url, "unrewarded")
-    assert one.is_unscored
 
 
 @pytest.mark.parametrize(
@@ -172,34 +156,17 @@ def test_best_play_wins_the_recipes_game(monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("further", [["--args", '{"ulr": "x"}', "--actions", "1"], []])
+def test_the_script_that_writes_tasks_refuses_in_one_line(further, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tasks", "openenv", "--out", str(tmp_path), "--examples", "1", *further])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and error.startswith("error: ") and error.count("\n") == 1
+
+
 def takes_the_rest(messages):
     return int(messages[-2]["content"].split()[-1]) == int(messages[-1]["content"])
-
-
-@pytest.mark.parametrize(("environment", "judged"), [("openenv", True), ("openenv_tools", False)])
-def test_an_engine_plays_openenv_core(tiny_engine, tiny_folder, environment, judged):
-    """An untrained policy calls no tool, so its rollouts are not judged."""
-    tokenizer = load_tokenizer(str(tiny_folder), False)
-    sampling = Sampling(2, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4))
-    script = "openenv_guess.py" if judged else "openenv_guess_tools.py"
-
-    async def played(url):
-        args = {"environment": environment, "environment_args": {"url": url}, "max_turns": 3}
-        raw = {"question": "Go.", "seed": 3}
-        task = make_task("env_workflow", raw=raw, repeat_times=4, rollout_args=RolloutArgs(), workflow_args=args)
-        pool = EnginePool([tiny_engine], str(tiny_folder))
-        await pool.start()
-        return await run_workflow(task, EngineModel(pool, ChatEncoder(tokenizer), Limits(250, 248, 2, sampling, True)))
-
-    with core_serving(script) as url:
-        rows = asyncio.run(played(url))
-    assert [row.run for row in rows] == [0, 1, 2, 3]
-    assert 1 < max(row.metrics["turns"] for row in rows) <= 3
-    for row in rows:
-        turns = row.metrics["turns"]
-        assert row.is_unscored is not judged and row.metrics["invalid_actions"] == (0 if judged else turns)
-        told = tokenizer.decode(row.tokens).count("No." if judged else "Call a tool.")
-        assert told == turns - (turns == 3 or row.truncated)
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):

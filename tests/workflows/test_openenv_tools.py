@@ -1,4 +1,4 @@
-"""OpenEnv's environments of tools, against a server of its protocol and openenv-core itself, as `test_openenv.py`."""
+"""OpenEnv's environments of tools, against openenv-core itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,6 @@ from workflows.workflow_helpers import make_task
 
 from trinity_core.workflows import EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments.openenv_tools import calls_in, result_text, schema
-
-
-@pytest.fixture(scope="module")
-def url():
-    with serving(make_app(tools=True)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def core_url():
-    with core_serving("openenv_guess_tools.py") as url:
-        yield url
 
 
 def play(url, *turns, repeat_times=1):
@@ -42,40 +30,29 @@ def guess(*numbers):
     return "".join(f"<tool_call>{call}</tool_call>" for call in said)
 
 
-def check_play(url):
-    [one], model = play(url, guess(1), guess(3))
-    text = model.tokenizer.decode(one.tokens).replace("</tool_call>", "").replace("<tool_call>", "")
-    assert text.startswith("[1]<uPlay.><a") and "<uNo.><a" in text
-    assert one.reward == 1.0 and one.metrics["invalid_actions"] == 0 and one.metrics["episode_ended"] == 1
-    wrong = ["3", '{"name": "gues", "arguments": {}}', '{"name": "guess"}', '{"name": "guess", "arguments": 3}']
-    [one], model = play(url, *wrong, guess(3))
-    text = model.tokenizer.decode(one.tokens)
-    assert one.reward == 1.0 and one.metrics["invalid_actions"] == 4
-    assert "<uCall a tool." in text and "<uError: Unknown tool: 'gues'" in text
-    assert "<uError: " in text and "<uThat is no action. arguments: " in text
-    [one], model = play(url, guess(1, 2, 3, 4))
-    assert one.reward == 1.0 and one.metrics["turns"] == 1
-
-
-def test_tools_of_a_server_are_called(url):
-    check_play(url)
-
-
-def test_rollouts_of_tools_have_own_sessions():
-    with serving(make_app(most_sessions=1, tools=True)) as url:
-        rows, _ = play(url, guess(3), guess(3), repeat_times=2)
-    assert [row.reward for row in rows] == [1.0, 1.0]
-
-
 def test_a_server_without_tools_is_named():
     with serving(make_app()) as url, pytest.raises(EnvironmentFailed, match="tools"):
         play(url, guess(3))
 
 
-def test_tools_of_openenv_core_itself_are_called(core_url):
-    check_play(core_url)
-    rows, _ = play(core_url, guess(3), guess(3), guess(3), repeat_times=3)  # of two sessions at a time
-    assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
+def test_tools_of_openenv_core_itself_are_called():
+    with core_serving("openenv_guess_tools.py") as url:
+        [one], model = play(url, guess(1), guess(3))
+        text = model.tokenizer.decode(one.tokens).replace("</tool_call>", "").replace("<tool_call>", "")
+        assert text.startswith("[1]<uPlay.><a") and "<uNo.><a" in text
+        assert one.reward == 1.0 and one.metrics["invalid_actions"] == 0 and one.metrics["episode_ended"] == 1
+        wrong = ["3", '{"name": "gues", "arguments": {}}', '{"name": "guess"}', '{"name": "guess", "arguments": 3}']
+        [one], model = play(url, *wrong, guess(3))
+        text = model.tokenizer.decode(one.tokens)
+        assert one.reward == 1.0 and one.metrics["invalid_actions"] == 4
+        assert "<uCall a tool." in text and "<uError: Unknown tool: 'gues'" in text
+        assert "<uError: " in text and "<uThat is no action. arguments: " in text
+        [one], model = play(url, guess(1, 2, 3, 4))
+        assert one.reward == 1.0 and one.metrics["turns"] == 1
+        [one], _ = play(url, *["3"] * 10)  # no call: turns that nobody judged
+        assert one.is_unscored and one.metrics["invalid_actions"] == 10
+        rows, _ = play(url, guess(3), guess(3), guess(3), repeat_times=3)  # of two sessions at a time
+        assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
 
 
 def test_calls_are_read_from_text():

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
 from workflows.chatting import END, Turns
 
-from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
-from trinity_core.inference.engine_model import EngineModel, Limits
-from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import Reward, Trajectory
 
 ASK = [{"role": "user", "content": "ab?"}]
@@ -140,30 +134,3 @@ def test_a_template_that_hides_answers_is_refused():
 
     with raising(TrinityError, key="model.custom_chat_template"):
         played(Hides("one", "two"), ["more"])
-
-
-@pytest.mark.parametrize("truncate", [True, False])
-def test_turns_of_an_engine_have_the_models_log_probs(tiny_engine, tiny_folder, tiny_model, truncate):
-    import torch
-
-    tokenizer = load_tokenizer(str(tiny_folder), False)
-    sampling = Sampling(6, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4))
-
-    async def main():
-        pool = EnginePool([tiny_engine], str(tiny_folder))
-        await pool.start()
-        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(160, 60, 6, sampling, truncate))
-        trajectory = Trajectory(model, [user("Tom has 3 apples.")], seed=lambda turn: turn)
-        while not trajectory.finished:
-            await trajectory.act()
-            trajectory.add(user("and then?"))
-        return trajectory
-
-    trajectory = asyncio.run(main())
-    one = trajectory.experience(1.0)
-    assert trajectory.turns > 2 and one.truncated and len(one.tokens) > 100
-    with torch.no_grad():
-        logits = tiny_model(torch.tensor(one.tokens[None].astype(np.int64))).logits[0]
-    expected = logits.log_softmax(-1)[torch.arange(len(one.tokens) - 1), torch.tensor(one.tokens[1:].astype(np.int64))]
-    gaps = expected.numpy()[one.prompt_length - 1 :] - one.logprobs
-    assert np.abs(gaps[one.action_mask]).max() < 1e-3

@@ -11,7 +11,6 @@ and they can be made again from a base model.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import (
     CHANGING_FOLDERS,
     clear_errors,
+    file_digest,
     remove_leftovers,
     remove_tree,
     sync_file,
@@ -50,12 +50,6 @@ HASH_THREADS = 4
 """hashlib releases the interpreter lock, so files are hashed in parallel."""
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def files_of(folder: Path) -> list[Path]:
     """Relative paths of the files below `folder` that the manifest lists, sorted."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
@@ -64,7 +58,7 @@ def files_of(folder: Path) -> list[Path]:
 
 def entry_of(path: Path) -> Entry:
     """A file's entry in the manifest."""
-    return {"size": path.stat().st_size, "sha256": digest(path)}
+    return {"size": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None = None) -> None:
@@ -114,7 +108,7 @@ def damage(folder: Path, deep: bool = True) -> str | None:
 
 def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | None:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        digests = list(pool.map(lambda entry: _when_readable(entry[0], digest, READ_SECONDS), listed))
+        digests = list(pool.map(lambda entry: _when_readable(entry[0], file_digest, READ_SECONDS), listed))
     for (path, _, expected), actual in zip(listed, digests, strict=True):
         if actual != expected:
             return f"{path.relative_to(folder)} has changed since it was written"

@@ -8,13 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trinity_core.checkpoints.commit import digest
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
 from trinity_core.config.paths import uses_pipeline
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
-from trinity_core.files import expanded
+from trinity_core.files import expanded, file_digest
 from trinity_core.plugins import python_files
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
@@ -79,4 +78,4 @@ def _files(config: Config) -> Iterator[Path]:
 
 def _contents(file: Path) -> str:
     size = file.stat().st_size
-    return f"{size} bytes" if size > HASHED else digest(file)[:16]
+    return f"{size} bytes" if size > HASHED else file_digest(file)[:16]

@@ -55,8 +55,8 @@ class TrackingThread:
         """Set once it is open, away, or has been given up."""
         self._closing = threading.Event()
         self._handing_over = threading.Lock()
-        self._is_late = False
-        """True once opening it has been given up."""
+        self._given_up: RunOutcome | None = None
+        """How the run ended, once opening the tracking system has been given up."""
         self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
         self._opening.start()
 
@@ -83,7 +83,7 @@ class TrackingThread:
         self._closing.set()
         self._opening.join(CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS)
         with self._handing_over:
-            self._is_late = True
+            self._given_up = outcome
         if self._forwarder is not None:
             try:
                 self._forwarder.close(outcome)
@@ -99,8 +99,8 @@ class TrackingThread:
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = self._opened()
             with self._handing_over:
-                if self._writer is not None and self._is_late:
-                    self._writer.close(RunOutcome.FAILED)
+                if self._writer is not None and self._given_up is not None:
+                    self._writer.close(self._given_up)
                 elif self._writer is not None:
                     if config.monitor.prometheus_port:
                         self._page = PrometheusPage(config.monitor.prometheus_port, config.project, config.name)

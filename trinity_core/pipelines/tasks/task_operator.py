@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from trinity_core.config import OperatorConfig
 from trinity_core.data.files import Row
 from trinity_core.errors import DataError, InputError
+from trinity_core.files import file_digest
 from trinity_core.pipelines.tasks.models import AskedModel
 from trinity_core.registry import Registry
 
@@ -112,13 +113,13 @@ def fingerprint(
     """
     parts = {
         "format": FORMAT,
-        "inputs": [_contents(file) for file in files],
+        "inputs": [file_digest(file) for file in files],
         "operators": [
             {
                 "name": settings.name,
                 "args": dict(settings.args),
                 "source": _source(TASK_OPERATORS.resolve(settings.name)),
-                "files": [_contents(file) for file in operator.files],
+                "files": [file_digest(file) for file in operator.files],
             }
             for settings, operator in zip(configured, operators, strict=True)
         ],
@@ -127,11 +128,6 @@ def fingerprint(
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _contents(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _source(kind: type[TaskOperator]) -> str:
     source = inspect.getsourcefile(kind)
-    return _contents(Path(source)) if source else kind.__qualname__
+    return file_digest(Path(source)) if source else kind.__qualname__
