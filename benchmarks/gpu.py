@@ -6,7 +6,8 @@ lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs eve
     python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
     python benchmarks/gpu.py --engine             engine and coexist as well: vLLM
 
-Weights that are pushed by NCCL need two GPUs: `tests/sync/test_sync_nccl.py` pushes them by gloo.
+Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
+require. Weights that are pushed by NCCL need two GPUs: `tests/sync/test_sync_nccl.py` pushes them by gloo.
 """
 
 from __future__ import annotations
