@@ -4,7 +4,10 @@ Each part is a process with a limit of its own, which writes OUT/PART.json at on
 lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
 
     python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
-    python benchmarks/gpu.py --engine             engine and push as well: vLLM
+    python benchmarks/gpu.py --engine             engine and coexist as well: vLLM
+
+Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
+require. Weights that are pushed by NCCL need two GPUs: `tests/sync/test_sync_nccl.py` pushes them by gloo.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ def part_paths(scale: Scale) -> Result:
     """Packed against padded log-probs and gradients, and attention alone against torch's kernels."""
     from trinity_core.training.micro import build_micro
     from trinity_core.training.packing import ATTENTION
-    from trinity_core.training.policy import FastPaths, Policy, load_causal_lm
+    from trinity_core.training.policy import FastPaths, Policy, find_fast_paths, load_causal_lm
 
     out: Result = {}
     repeats, after = scale.rows[1], scale.rows[3]
@@ -164,17 +167,17 @@ def part_paths(scale: Scale) -> Result:
         for dtype in (torch.float32, torch.bfloat16):
             lm = load_causal_lm(small, dtype).to(scale.device)
             rows = random_rows(scale, 400)[:repeats]
-            outputs = []
+            outputs, by_length = [], find_fast_paths(lm).by_length
             for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
                 lm.set_attn_implementation(attention)
                 lm.zero_grad()
-                by_length = packing and dtype != torch.float32 and scale.device.type == "cuda"
                 micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
-                logprobs, _ = Policy(lm, FastPaths(packing, packing, by_length))(micro, 1.0, False)
+                logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, False)
                 logprobs.mean().backward()
                 gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
                 outputs.append((micro.grid(logprobs.detach()), gradient))
             name, (plain, packed) = str(dtype).removeprefix("torch."), outputs
+            out[f"{name}_by_length"] = by_length
             out[f"{name}_logprob_gap"] = float((plain[0] - packed[0]).abs().max())
             out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
             tolerance = 1e-3 if dtype == torch.float32 else 0.1
@@ -235,7 +238,7 @@ def attention_times(scale: Scale) -> Result:
         try:
             both = lambda kernel=kernel, leaves=leaves: torch.autograd.grad(kernel().sum(), leaves)  # noqa: E731
             out[f"{name}_ms"] = timed(both, device) * 1e3
-        except (RuntimeError, ImportError, ValueError) as error:
+        except (RuntimeError, ImportError, TypeError, ValueError) as error:
             out[f"{name}_ms"] = f"not here: {str(error).splitlines()[0]}"
     return out
 
@@ -318,7 +321,8 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
         out |= use_of_gpu(learner, rows)
         peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
         out["mfu"] = 6 * parameters * tokens / seconds / peak if peak else None
-        assert out["peak_gib"] <= out["planned_gib"], f"more than the plan says: {out}"
+        by_length = learner.engine.module.fast_paths.by_length  # what is planned; masks take more
+        assert out["peak_gib"] <= out["planned_gib"] or not by_length, f"more than the plan says: {out}"
     if moves:
         began = time.perf_counter()
         learner.offload()
@@ -390,43 +394,77 @@ def part_resume(scale: Scale) -> Result:
 
 
 def part_engine(scale: Scale) -> Result:
-    """vLLM: start, sampling with and without CUDA graphs, seeds, sleep and wake, new weights."""
+    """vLLM: start, sampling with and without CUDA graphs, seeds, sleep and wake, new weights; with an adapter, too."""
+    from trinity_core.inference.requests import WeightSource
+    from trinity_core.sync.versions import open_versions
+
+    out: Result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_folder(scale, Path(folder) / "model")
+        open_versions("checkpoint", Path(folder)).publish(1, adapter_for(model))
+        adapter = {"lora_rank": RANK, "lora_modules": (ADAPTED,)}
+        kinds = {"graphs": (False, {}), "eager": (True, {}), "lora": (scale.device.type == "cpu", adapter)}
+        for name, (eager, more) in kinds.items():
+            if scale.device.type == "cpu" and not eager:
+                continue
+            source = WeightSource("checkpoint", folder) if more else WeightSource("folder", model)
+            engine = engine_of(scale, model, enforce_eager=eager, gpu_memory_utilization=0.5, **more)
+            out[name] = asyncio.run(try_engine(engine, scale, source, int(bool(more))))
+    return out
+
+
+RANK, ADAPTED = 8, "o_proj"
+
+
+def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
+    """Random matrices A and B for one matrix of each layer of the model in a folder."""
+    from trinity_core.checkpoints.adapters import A, B
+    from trinity_core.training.policy import load_causal_lm
+
+    tensors = []
+    for name, module in load_causal_lm(model, torch.bfloat16, reads=False).named_modules():
+        if name.endswith(ADAPTED):
+            out, into = module.weight.shape
+            tensors += [(name + A, torch.randn(RANK, into) * into**-0.5), (name + B, torch.randn(out, RANK) * 0.1)]
+    return tensors
+
+
+def engine_of(scale: Scale, model: str, **settings: Any) -> Any:
+    """An engine that sleeps between turns."""
     from trinity_core.inference.engine import engine_class
     from trinity_core.inference.settings import EngineSettings
 
     on_gpu = scale.device.type == "cuda"
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_folder(scale, Path(folder) / "model")
-        out: Result = {}
-        for eager in (False, True) if on_gpu else (True,):
-            settings = EngineSettings(
-                model, sum(scale.rows[2:]), on_gpu, enforce_eager=eager, gpu_memory_utilization=0.5, sleeps=True,
-                kv_cache_gib=None if on_gpu else 0.1,
-            )  # fmt: skip
-            os.environ.update(settings.environment())
-            engine = engine_class(settings)(settings)
-            out["eager" if eager else "graphs"] = asyncio.run(try_engine(engine, scale))
-    return out
+    kv_cache_gib = None if on_gpu else 0.1
+    made = EngineSettings(model, sum(scale.rows[2:]), on_gpu, sleeps=True, kv_cache_gib=kv_cache_gib, **settings)
+    os.environ.update(made.environment())
+    return engine_class(made)(made)
 
 
-async def try_engine(engine: Any, scale: Scale) -> Result:
-    """Two turns of one engine."""
-    from trinity_core.inference.requests import Request, Sampling, WeightSource
+def free(scale: Scale) -> float:
+    """GiB of the GPU that nobody holds."""
+    return torch.cuda.mem_get_info()[0] / GIB if scale.device.type == "cuda" else 0.0
 
-    def free() -> float:
-        return torch.cuda.mem_get_info()[0] / GIB if scale.device.type == "cuda" else 0.0
+
+def requests(scale: Scale, turn: int) -> list[Any]:
+    """Of a turn: each prompt with all its rollouts, the same in each."""
+    from trinity_core.inference.requests import Request, Sampling
 
     prompts, repeats, before, after = scale.rows
     prompt = np.arange(5, 5 + before, dtype=np.int32)
-    out: Result = {"free_before_gib": free(), "start_s": await engine.start(), "free_asleep_gib": free()}
+    return [Request(f"{turn}/{i}", prompt, Sampling(max_tokens=after), i) for i in range(prompts * repeats)]
+
+
+async def try_engine(engine: Any, scale: Scale, source: Any, version: int) -> Result:
+    """Two turns of one engine, which then loads `version`."""
+    out: Result = {"free_before_gib": free(scale), "start_s": await engine.start(), "free_asleep_gib": free(scale)}
     began = time.perf_counter()
     await engine.wake()
-    out |= {"wake_s": time.perf_counter() - began, "free_awake_gib": free()}
+    out |= {"wake_s": time.perf_counter() - began, "free_awake_gib": free(scale)}
     samples = []
     for turn in range(2):
-        wanted = [Request(f"{turn}/{i}", prompt, Sampling(max_tokens=after), i) for i in range(prompts * repeats)]
         began = time.perf_counter()
-        samples.append((await engine.generate(wanted)).unpack())
+        samples.append((await engine.generate(requests(scale, turn))).unpack())
         out["tokens_s"] = sum(len(sample.tokens) for sample in samples[-1]) / (time.perf_counter() - began)
     pairs = zip(*samples, strict=True)
     out["same_seed_same_tokens"] = sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(samples[0])
@@ -434,8 +472,51 @@ async def try_engine(engine: Any, scale: Scale) -> Result:
     await engine.sleep()
     out["sleep_s"] = time.perf_counter() - began
     await engine.wake()
-    source = WeightSource("folder", engine.settings.model_path)
-    out["load_s"] = (await engine.load(source, 0)).seconds
+    out["load_s"] = (await engine.load(source, version)).seconds
+    await engine.stop()
+    return out
+
+
+def part_coexist(scale: Scale) -> Result:
+    """An engine and a trainer on one GPU, at once and in turns, and what a process of each holds while it rests."""
+    from trinity_core.config.training import GPU_CONTEXT
+    from trinity_core.training.distributed import join, meeting_point
+    from trinity_core.training.learner import Learner
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_folder(scale, Path(folder) / "model")
+        engine = engine_of(scale, model, gpu_memory_utilization=0.3)
+        before = free(scale)
+        asyncio.run(engine.start())
+        out: Result = {"planned_resting_gib": GPU_CONTEXT / GIB, "engine_resting_gib": before - free(scale)}
+        before = free(scale)
+        ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
+        learner = Learner(config_for(scale, model, folder, *HOW["zero2_checkpointing"]), 4, ranks)
+        rows = random_rows(scale, learner.model_config.vocab_size)
+        learner.step(rows, 1)
+        learner.offload()
+        out["trainer_resting_gib"] = before - free(scale)  # without the context, which the first look has made
+        out |= asyncio.run(take_turns(engine, learner, rows, scale))
+    return out
+
+
+async def take_turns(engine: Any, learner: Any, rows: list[Any], scale: Scale) -> Result:
+    """Seconds of sampling alone, and of sampling and a train step at once; every wake is checked."""
+    out: Result = {}
+    for turn in range(2):
+        await engine.wake()
+        began = time.perf_counter()
+        await engine.generate(requests(scale, 2 * turn))
+        out["sampling_s"], began = time.perf_counter() - began, time.perf_counter()
+        learner.reload()
+        await asyncio.gather(
+            engine.generate(requests(scale, 2 * turn + 1)), asyncio.to_thread(learner.step, rows, 2 + turn)
+        )
+        out["at_once_s"], began = time.perf_counter() - began, time.perf_counter()
+        await engine.sleep()
+        learner.step(rows, 4)
+        learner.offload()
+        out["training_turn_s"] = time.perf_counter() - began
     await engine.stop()
     return out
 
@@ -446,9 +527,11 @@ PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
     "paths": (part_paths, 100),
     "steps": (part_steps, 220),
     "resume": (part_resume, 120),
-    "engine": (part_engine, 300),
+    "engine": (part_engine, 400),
+    "coexist": (part_coexist, 140),
 }
-"""What each does, and its limit in seconds: 540 in all without `engine`."""
+"""What each does, and its limit in seconds: 540 in all without vLLM, and as many with it."""
+NEED_VLLM = ("engine", "coexist")
 
 
 def run_part(name: str, scale: Scale, out: Path) -> None:
@@ -483,7 +566,7 @@ def main() -> int:
         run_part(args.part, Scale(args.tiny), args.out)
         return 0
     failed = False
-    for name in args.only or [name for name in PARTS if name != "engine" or args.engine]:
+    for name in args.only or [name for name in PARTS if name not in NEED_VLLM or args.engine]:
         path, limit = args.out / f"{name}.json", PARTS[name][1]
         path.unlink(missing_ok=True)
         command = [sys.executable, __file__, "--part", name, "--out", str(args.out), *["--tiny"] * args.tiny]

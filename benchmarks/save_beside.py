@@ -3,7 +3,7 @@
 One rank, or several over gloo, train a model with random weights on the same rollouts. Rounds of steps without a save
 and with one are taken in turn. A step may wait at most 10 % of itself.
 
-    python benchmarks/save_beside.py [--ranks 2] [--size large --rows 32 --rounds 2]
+    python benchmarks/save_beside.py [--ranks 2] [--size large --rows 4 --rounds 1]
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def measure(learner: object, savepoints: object, rounds: int, count: int) -> dic
             is_written = savepoints.writer._written.done()
             train("beside" if number >= 0 and not is_written else None)
         savepoints.writer.until_written()
+        print(f"round {number}: copied in {copied - began:.2f} s", flush=True)  # the first pays for new memory
         if number >= 0:
             times["copy"].append(copied - began)
             times["write"].append(time.perf_counter() - copied)

@@ -20,7 +20,8 @@ PARTS = {
     "paths": {"float32_logprob_gap", "bfloat16_gradient_gap", "packed_ms", "flash_ms", "varlen_ms", "flex_ms"},
     "steps": {"zero2", "zero2_checkpointing", "zero2_offload", "zero3_checkpointing"},
     "resume": {"copy_s", "write_s", "load_s", "exact"},
-    "engine": {"eager"},
+    "engine": {"eager", "lora"},
+    "coexist": {"engine_resting_gib", "trainer_resting_gib", "at_once_s"},
 }
 
 

@@ -14,7 +14,7 @@ from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.checkpoints import adapters, megatron
+from trinity_core.checkpoints import adapters, megatron, shards
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
@@ -373,7 +373,7 @@ def test_what_does_not_fit_is_refused(tmp_path, harm):
 def test_ranks_that_hold_the_same_are_merged(tmp_path):
     for rank in (0, 1):
         torch.save({"w": torch.ones(2)}, tmp_path / shard_name("model", 2, rank))
-    assert merge(tmp_path)["w"].tolist() == [1, 1]
+    assert merge(tmp_path)[1]("w").tolist() == [1, 1]
     assert [path.name for path in shard_files(tmp_path)] == [shard_name("model", 2, r) for r in (0, 1)]
 
 
@@ -438,21 +438,37 @@ def test_an_adapter_is_merged_into_weights_of_torch_too(tmp_path):
     check(folder, model)
 
 
-def test_merging_holds_one_files_tensors_at_a_time(tmp_path, monkeypatch):
-    """Those that are merged; the others are mapped from the base's file."""
+@pytest.fixture
+def held(monkeypatch):
+    """With files of 4,000 bytes: bytes of the tensors that are held after each that was joined or merged."""
     monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
+    made, held = [], []
+
+    def counted(makes):
+        def make(name, *args):
+            tensor = makes(name, *args).clone()
+            made.append(weakref.ref(tensor))
+            held.append(sum(value.nbytes for one in made if (value := one()) is not None))
+            return tensor
+
+        return make
+
+    for module, name in ((adapters, "merged_tensor"), (shards, "merge_dtensors")):
+        monkeypatch.setattr(module, name, counted(vars(module)[name]))
+    return held
+
+
+@pytest.mark.slow
+def test_joining_holds_one_files_tensors_at_a_time(layouts, held, tmp_path):
+    shutil.copytree(layouts / "two", tmp_path / "two", ignore=shutil.ignore_patterns("*.safetensors*"))
+    check(convert(tmp_path / "two/global_step_1"), tiny())
+    assert held and max(held) <= 4000
+
+
+def test_merging_holds_one_files_tensors_at_a_time(tmp_path, held):
+    """Those that are merged; the others are mapped from the base's file."""
     model = tiny()
     model.save_pretrained(tmp_path / "base")
-    made, held = [], []
-    merged = adapters.merged_tensor
-
-    def counted(name, *args):
-        tensor = merged(name, *args).clone()
-        made.append(weakref.ref(tensor))
-        held.append(sum(value.nbytes for one in made if (value := one()) is not None))
-        return tensor
-
-    monkeypatch.setattr(adapters, "merged_tensor", counted)
     folder = convert(adapter_for(tmp_path, tmp_path / "base"), tmp_path / "base", merge=True)
     assert len(held) == len([*model.parameters()]) and max(held) <= 4000
     with torch.no_grad():

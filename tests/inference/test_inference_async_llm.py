@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from raising import raising
 
+from trinity_core.checkpoints.adapters import A, B
 from trinity_core.config.engine_args import OWN, REASONS, SAFE
 from trinity_core.errors import DataError, WeightSyncError
+from trinity_core.inference import vllm_types
 from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
@@ -130,7 +132,8 @@ def test_arguments_that_may_be_given_are_vllms():
     from vllm import EngineArgs
 
     known = {field.name for field in fields(EngineArgs)}
-    assert {*SAFE, *OWN, *REASONS} <= known, {*SAFE, *OWN, *REASONS} - known
+    ours = vllm_types.engine_arguments(EngineSettings("model", 100, on_gpu=True, sleeps=True, tensor_parallel_size=2))
+    assert not {*SAFE, *OWN, *REASONS, *ours} - known
 
 
 def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_folder):
@@ -181,7 +184,7 @@ from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
 
 async def main(model, folder):
-    engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8))
+    engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8, lora_rank=4, lora_modules=("o_proj",)))
     await engine.start()
     greedy = Sampling(max_tokens=8, temperature=0.0)
     def requests(mark):
@@ -206,14 +209,17 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tmp_path):
-    """The real AsyncLLM, on the CPU: what it samples it scores alike, and a version that is loaded passes the check."""
+    """The real AsyncLLM, on the CPU: what it samples it scores alike, and an adapter that it loads passes the check."""
     import torch
     from safetensors.torch import load_file
 
-    tensors = load_file(tiny_folder / "model.safetensors")
     torch.manual_seed(0)
-    changed = [(name, tensor + 0.5 * torch.randn_like(tensor)) for name, tensor in tensors.items()]
-    open_versions("checkpoint", tmp_path).publish(1, changed)
+    adapter = []
+    for name, tensor in load_file(tiny_folder / "model.safetensors").items():
+        if name.endswith("o_proj.weight"):
+            module, (out, into) = name.removesuffix(".weight"), tensor.shape
+            adapter += [(module + A, torch.randn(4, into)), (module + B, torch.randn(out, 4))]
+    open_versions("checkpoint", tmp_path).publish(1, adapter)
     script = tmp_path / "real.py"
     script.write_text(REAL)
     environment = os.environ | EngineSettings("model", 64, threads=1).environment()

@@ -55,8 +55,8 @@ def test_further_arguments_reach_an_engine_on_a_gpu_alone():
     arguments = vllm_types.engine_arguments(settings)
     assert {name: arguments[name] for name in arguments_given} == arguments_given
     assert settings.is_lossy and not policy_engine(config(), on_gpu=True).is_lossy
-    assert "enable_sleep_mode" not in arguments
-    assert vllm_types.engine_arguments(replace(settings, sleeps=True))["enable_sleep_mode"]
+    sleeping = vllm_types.engine_arguments(replace(settings, sleeps=True))
+    assert set(sleeping) - set(arguments) == {"enable_sleep_mode", "sleep_mode_offload_cudagraph"}
     with raising(TrinityError, key="explorer.rollout_model.extra_engine_args.quantization"):
         policy_engine(config(extra_engine_args=arguments_given), on_gpu=False)
 

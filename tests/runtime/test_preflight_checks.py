@@ -307,6 +307,19 @@ def test_more_gpus_than_there_are_are_refused(run_file):
     assert "asks for 99 GPUs" in problems(run_file, "cluster.gpu_per_node=99")["cluster"]
 
 
+def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):
+    """vLLM has bitsandbytes by a plugin alone, and refuses the name of the method without it."""
+    pinned = Path(__file__).parents[2].joinpath("requirements/qlora.txt").read_text().splitlines()
+    names = {line.split("==")[0].replace("-", "_") for line in pinned if "==" in line}
+    lora = ["cluster.gpu_per_node=1", "synchronizer.sync_method=memory", "model.lora_configs=[{load_in_4bit: true}]"]
+    for there in (set(), {"bitsandbytes"}, names):
+        monkeypatch.setattr(models, "find_spec", lambda name, there=there: name in there or None)
+        absent = list(models.missing_packages(load_checked(run_file, lora)))
+        assert [finding.key for finding in absent] == ["model.lora_configs[0].load_in_4bit"] * (there != names)
+        assert all(name in absent[0].message for name in names - there)
+    assert "model.lora_configs[0].load_in_4bit" not in problems(run_file, *lora[:2])
+
+
 def _spoilt(folder: Path, name: str, content: bytes | None) -> None:
     if content is None:
         (folder / name).unlink()

@@ -29,6 +29,8 @@ REFERENCE = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offl
 OFFLOAD = (f"{FSDP}.optimizer_offload=true", REFERENCE)
 APART = "cluster.colocate=false"
 """Engine and trainer are on the GPU at once."""
+LORA = "model.lora_configs=[{lora_rank: 32}]"
+QLORA = "model.lora_configs=[{lora_rank: 32, load_in_4bit: true}]"
 SHARES = "explorer.rollout_model.gpu_memory_utilization"
 ENGINES = "explorer.rollout_model.engine_num"
 PARALLEL = "explorer.rollout_model.tensor_parallel_size"
@@ -62,8 +64,11 @@ def planned(tmp_path: Path, model: str, gpus: int, gpu_gib: int, *overrides: str
         ("Qwen2.5-1.5B", 1, 24, 64, (), False),  # 12 bytes a weight alone are 17 GiB
         ("Qwen2.5-1.5B", 1, 24, 64, OFFLOAD, True),
         ("Qwen2.5-1.5B", 1, 24, 32, OFFLOAD, False),  # 18 bytes a weight on the host, and the sleeping engine
-        ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.99", *OFFLOAD), False),  # no room for the resting trainer's context
+        ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.95", *OFFLOAD), False),  # no room for the resting trainer's context
         ("Qwen2.5-7B", 1, 80, 256, OFFLOAD, True),
+        ("Qwen2.5-7B", 1, 24, 64, (LORA,), True),
+        ("Qwen2.5-7B", 1, 16, 64, (LORA,), False),  # the weights alone are 14 GiB
+        ("Qwen2.5-7B", 1, 16, 64, (QLORA,), True),
         ("Qwen2.5-1.5B", 2, 80, 256, (), True),
         ("Qwen2.5-7B", 1, 24, 256, OFFLOAD, False),  # 28 GiB of gradients
         ("Qwen2.5-7B", 2, 80, 512, (), False),  # 12 bytes a weight alone are 85 GiB
@@ -104,13 +109,23 @@ def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> No
     assert list(shortages(planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=0.1"), room))
 
 
-def test_the_recipe_for_one_gpu_says_what_the_plan_says(tmp_path: Path) -> None:
-    """configs/gsm8k/one_gpu.yaml: every amount of its head is the plan's, and 24 GiB are enough."""
-    recipe = Path(__file__).parents[2] / "configs/gsm8k/one_gpu.yaml"
-    planned(tmp_path, "Qwen2.5-1.5B", 1, 24)  # writes the model's shape
-    (plan,) = plans_of(load_config(recipe, [f"model.model_path={tmp_path}"]), Machine(8, 1), 24 * GIB)
-    assert not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)))
-    by_model = {line.split(":")[0].strip("# "): line for line in recipe.read_text().splitlines() if " GiB" in line}
+@pytest.mark.parametrize(
+    ("recipe", "model", "smaller"),
+    [("gsm8k", "Qwen2.5-1.5B", ""), ("lora", "Qwen2.5-7B", "model.lora_configs=[{rank: 32, load_in_4bit: true}]")],
+)
+def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str, smaller: str, tmp_path: Path) -> None:
+    """Every amount of its head is the plan's, and 24 GiB are enough; 16 GiB are with the setting `smaller` alone."""
+    file = Path(__file__).parents[2] / f"configs/{recipe}/one_gpu.yaml"
+    planned(tmp_path, model, 1, 24)  # writes the model's shape
+
+    def plan_on(gpu_gib: int, *overrides: str) -> tuple[StagePlan, bool]:
+        config = load_config(file, [f"model.model_path={tmp_path}", *overrides])
+        (plan,) = plans_of(config, Machine(8, 1), gpu_gib * GIB)
+        return plan, not list(shortages(plan, Room(memory=64 * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50)))
+
+    plan, fits = plan_on(24)
+    assert fits and not (smaller and plan_on(16)[1]) and (not smaller or plan_on(16, smaller)[1])
+    by_model = {line.split(":")[0].strip("# "): line for line in file.read_text().splitlines() if " GiB" in line}
     amounts = {}
     for process in plan.processes:
         assert process.memory is not None

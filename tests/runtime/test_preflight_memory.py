@@ -35,6 +35,7 @@ from trinity_core.runtime.preflight.trainer_memory import (
     shared_micro_batches,
     trainer_needs,
 )
+from trinity_core.training import packing
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import build_micro
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
@@ -52,9 +53,12 @@ def model(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "on_gpu"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_what_autograd_keeps(model, dtype, checkpointing):
+def test_activations_are_what_autograd_keeps(model, dtype, checkpointing, on_gpu, monkeypatch):
+    if on_gpu:
+        masked = packing.masked_attention
+        monkeypatch.setattr(packing, "masked_attention", lambda *inputs, **_: masked(*inputs, repeat_heads=True))
     lm = load_causal_lm(str(model), dtype)
     fast_paths = find_fast_paths(lm)
     if checkpointing:
@@ -84,9 +88,9 @@ def test_activations_are_what_autograd_keeps(model, dtype, checkpointing):
     layers = sum(count for count, size, _ in kept.values() if size[-1:] != (shape.vocabulary,))
     number = len(rows)
     counted = MicroBatches(1, prompts * prompt + number * response, number * response, number, prompt + response, 0)
-    estimate = activation_bytes(shape, counted, dtype.itemsize, checkpointing)
+    estimate = activation_bytes(shape, counted, dtype.itemsize, checkpointing, on_gpu)
     if checkpointing:  # the layer that is computed again is kept in the backward pass only
-        estimate -= layer_bytes(shape, counted, dtype.itemsize)
+        estimate -= layer_bytes(shape, counted, dtype.itemsize, on_gpu)
     assert estimate == pytest.approx(layers, rel=0.03)
 
 

@@ -256,6 +256,7 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
         env = {"PYTHONPATH": str(Path(__file__).parent)}
         first = cluster.actor(Sleeper, "first", env=env)
         at_work = psutil.Process(ray.get(first.family.remote(), timeout=60))
+        assert at_work.nice() == psutil.Process().nice()
         assert cluster.alive()
         monkeypatch.setattr("trinity_core.runtime.cluster.NAME_SECONDS", 0.0)
         with pytest.raises(TrinityError, match=r"first is already running in the namespace .*/run of the Ray cluster"):

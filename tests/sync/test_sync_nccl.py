@@ -1,17 +1,25 @@
 """The sync method `nccl` as far as it runs without a GPU: ranks, fan-out, announcement, vLLM's interface."""
 
+import asyncio
 import inspect
 import threading
-import time
+from contextlib import nullcontext
+from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trinity_core.errors import TransientFault
+from trinity_core.inference.async_llm import AsyncLLMEngine
+from trinity_core.inference.requests import WeightSource
+from trinity_core.inference.weight_receiver import digests_before_packing, with_head
+from trinity_core.sync import nccl_transfer
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.memory import MemoryVersions
+from trinity_core.sync.nccl import PushedVersions
 from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.weight_check import WeightCheck
@@ -135,9 +143,11 @@ class Gloo:
 
     def __init__(self, store, rank):
         self.group = torch.distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
-        self.ended = threading.Event()
+        self.count, self.begun, self.ended = 0, threading.Event(), threading.Event()
 
     def broadcast(self, tensor, src, stream=None):
+        self.count += 1
+        self.begun.set()
         work = self.group.broadcast([tensor], torch.distributed.BroadcastOptions())
         while not work.is_completed():
             if self.ended.wait(0.01):
@@ -148,52 +158,106 @@ class Gloo:
         self.ended.set()
 
 
+class OnCpu:
+    """An `AsyncLLM` whose worker is that of an engine in this process, which samples nothing meanwhile."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, verb):
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return partial(getattr(AsyncLLM, verb), self)
+
+    async def collective_rpc(self, method, args=(), kwargs=None):
+        return await self._engine._call(lambda: self._engine._vllm.collective_rpc(method, args=args, kwargs=kwargs))
+
+    async def _nothing(self, *_, **__): ...
+
+    pause_generation = resume_generation = reset_prefix_cache = update_weight_version = _nothing
+
+
+class Blocking:
+    """`EngineControl` of an engine, in place of Ray's calls."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def __getattr__(self, verb):
+        return lambda *arguments: asyncio.run(getattr(self.engine, verb)(*arguments))
+
+
 @pytest.fixture
-def transfer(monkeypatch, tmp_path):
-    """vLLM's own sender and receiver, which meet over gloo: `(sender, receiver, received)`."""
-    from vllm.distributed.weight_transfer import nccl_engine
+def push(monkeypatch, tmp_path, tiny_engine, tiny_folder, tiny_model):
+    """Push other weights through our classes and vLLM's into a worker of vLLM on the CPU; that engine, the model as
+    pushed, and the trainer's side of the group. Streams are CUDA's."""
+    from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, nccl_engine, packed_tensor
 
-    store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
-    info = nccl_engine.NCCLTrainerInitInfo
-    monkeypatch.setattr(nccl_engine, "NCCLTrainerInitInfo", lambda *args, **kwargs: info(*args, **kwargs, packed=False))
-    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Gloo(store, 0))
-    received = {}
-    receiver = object.__new__(nccl_engine.NCCLWeightTransferEngine)
-    receiver.packed, receiver.device = False, torch.device("cpu")
-    receiver.model = SimpleNamespace(load_weights=lambda pairs: received.update((n, t.clone()) for n, t in pairs))
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, number: [stream] * number)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    monkeypatch.setattr(nccl_transfer, "BUFFER_BYTES", 1 << 18)
+    store, sides = torch.distributed.FileStore(str(tmp_path / "meet"), 2), {}
 
-    class Engine(Recorder):
-        dies = False
+    def meet(rank):
+        return sides.setdefault(rank, Gloo(store, rank))
 
-        def init_weight_transfer_engine(self, init_info):
-            receiver.model_update_group = Gloo(store, 1)
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: meet(0))
+    monkeypatch.setattr(nccl_engine, "worker_init_process_group", lambda info, parallel: meet(info.rank_offset))
 
-        def update_weights(self, update_info):
-            if self.dies:
-                raise TransientFault("the engine is gone")
-            receiver.receive_weights(nccl_engine.NCCLWeightTransferUpdateInfo(**update_info))
+    def receive(wrapper):
+        worker = wrapper.worker
+        made = WeightTransferEngineFactory.create_engine(
+            WeightTransferConfig(backend="nccl"), worker.vllm_config, worker.device, worker.get_model()
+        )
+        monkeypatch.setattr(worker, "weight_transfer_engine", made)
 
-    engine = Engine()
-    tensors = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(4, dtype=torch.bfloat16))]
-    versions = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
-    sender = NcclSender(0, VllmWeights(Weights(tensors)), EngineGroup([engine], 1), versions)
-    return sender, engine, dict(tensors), received
+    engine, trained = AsyncLLMEngine(tiny_engine.settings), deepcopy(tiny_model)
+    engine._engine = OnCpu(tiny_engine)
+    asyncio.run(engine._vllm.collective_rpc(receive))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(1.5)
+    tensors = list(with_head(iter(trained.state_dict().items())))
+    source = VllmWeights(Weights(tensors), "float32")
+    sender = NcclSender(0, source, EngineGroup([Blocking(engine)], 1), PushedVersions.open(tmp_path))
+
+    def push(version):
+        with digests_before_packing("float32"):
+            sender.send(version)
+
+    yield push, engine, trained, sides
+    asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))
 
 
 @pytest.mark.slow
-def test_weights_arrive_by_vllms_own_classes(transfer):
-    sender, engine, tensors, received = transfer
-    sender.send(1)
-    assert received.keys() == tensors.keys() and all(torch.equal(received[name], tensors[name]) for name in tensors)
-    assert [name for name, _ in engine.calls] == ["start", "finish"]
+def test_pushed_weights_are_in_use(push, tmp_path, tiny_engine):
+    """Parameters are those published, and so are log-probs; in several buffers."""
+    push, engine, trained, sides = push
+    push(1)
+    asyncio.run(engine.load(WeightSource("nccl", str(tmp_path)), 1))
+    assert engine.version == 1 and sides[0].count == sides[1].count > 2
+    tokens = [5, 9, 12, 40, 7]
+    with torch.no_grad():
+        logprobs = trained(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    assert asyncio.run(tiny_engine.score(tokens)) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_during_a_push_ends_it(transfer):
-    sender, engine, _, _ = transfer
-    engine.dies = True
-    began = time.monotonic()
+def test_an_engine_that_is_lost_during_a_push_ends_it(push, monkeypatch):
+    """The trainer's broadcast, in which it waits for the engine, is aborted."""
+    push, engine, _, sides = push
+
+    def gone(*_):
+        assert sides[0].begun.wait(60)
+        raise TransientFault("the engine is gone")
+
+    monkeypatch.setattr(Blocking, "start_weight_update", lambda *_: None, raising=False)
+    monkeypatch.setattr(Blocking, "update_weights", gone, raising=False)
     with pytest.raises(TransientFault, match="the engine is gone"):
-        sender.send(1)
-    assert time.monotonic() - began < 20
+        push(1)
+    assert engine.version == 0 and sides[0].ended.is_set()

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,6 +232,29 @@ def test_slots_are_reused(tmp_path):
     for version in range(10):
         folder.publish(version, tensors(version), keep=2)
     assert len(folder._slot_paths()) == 3
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_slots_are_pinned_once_where_the_trainer_is_on_a_gpu(tmp_path, monkeypatch, caplog, error):
+    """By the driver of CUDA, until they are given up; a limit on locked memory is no fault."""
+    registered, ever = set(), []
+
+    def register(address, size, flags):
+        ever.append(address)
+        registered.update([address] * (not error))
+        return error
+
+    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=registered.remove)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+    for version in range(10):
+        folder.publish(version, tensors(version), keep=2)
+    slots = len(folder._slot_paths())
+    assert (len(ever), len(registered)) == (slots, 0 if error else slots)
+    assert ("cannot be pinned" in caplog.text) is bool(error) and dict(folder.load(9))["steps"] == 9
+    folder.remove()
+    assert not registered
 
 
 def test_extra_slots_of_a_slow_reader_are_deleted(tmp_path):

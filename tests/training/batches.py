@@ -1,5 +1,7 @@
 """Batches for a model of the tiny tokenizer's vocabulary."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from trinity_core.data.experience import Experience
@@ -31,3 +33,14 @@ def make_batch(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]
                 )
             )
     return rows
+
+
+def make_answers(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]:
+    """Demonstrations without rewards; with two repeats pairs, of which the first answer is preferred."""
+    rows = make_batch(step, groups, repeats)
+    return [replace(row, logprobs=None, versions=None, reward=None, is_expert=True) for row in rows]
+
+
+def rows_of(pairs: bool, step: int) -> list[Experience]:
+    """What several ranks train on in a step."""
+    return make_answers(step, groups=3, repeats=2) if pairs else make_batch(step, groups=3)

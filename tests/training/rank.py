@@ -18,7 +18,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batches import make_batch
+from batches import make_batch, rows_of
 
 from trinity_core.config import config_from_dict
 from trinity_core.processes import die_with_parent
@@ -80,7 +80,7 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
         if learner.adapter is None:
             _assert_shares(learner.reference.module, ranks.world_size)
     learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
-    metrics = [learner.step(make_batch(step, groups=3), step) for step in (1, 2)]
+    metrics = [learner.step(rows_of(case["pairs"], step), step) for step in (1, 2)]
     before = {name: w.clone() for name, w in weights(learner.engine)}
     if case["saved"]:
         save_and_load(learner, folder / case["name"], before)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from batches import make_batch
+from batches import make_answers, make_batch
 from raising import raising
 from safetensors.torch import load_file, save_file
 
@@ -31,6 +31,7 @@ from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.state import base_weights, optimizer_state, weights
 
 LORA = "[{lora_rank: 4, lora_alpha: 12}]"
+PATH = "buffer__trainer_input__experience_buffer__path"
 KL = {"algorithm__kl_loss_fn": "k2", "algorithm__kl_loss_fn_args": "{kl_coef: 0.1}"}
 
 
@@ -107,10 +108,24 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
     torch.testing.assert_close(logprobs(whole), logprobs(one), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "ppo"])
+def test_every_kind_of_training_changes_the_adapter_alone(
+    learner: Any, make_config: Any, ranks: Ranks, algorithm: str
+) -> None:
+    """From the loss of the whole model on."""
+    rows, given = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
+    one, whole = learner(algorithm, **given), Learner(make_config(algorithm, **given), 4, ranks)
+    base = {name: tensor.clone() for name, tensor in base_weights(one.engine)}
+    loss, expected = (trained.step(rows, 1)["actor/final_loss"] for trained in (one, whole))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert all(torch.equal(base[name], tensor) for name, tensor in base_weights(one.engine))
+    assert all(tensor.any() for name, tensor in weights(one.engine) if name.endswith("B"))
+
+
 def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
     dropping = "[{lora_rank: 4, lora_dropout: 0.5}]"
     one, other = (
-        learner("sft", dropping, buffer__trainer_input__experience_buffer__path="rows"),
+        learner("sft", dropping, **{PATH: "rows"}),
         learner("grpo", dropping),
     )
     layers = [
@@ -185,9 +200,7 @@ def test_conversion_writes_what_peft_reads_and_with_merge_a_whole_model(
     assert (plain - ours).abs().max() > 1e-3
     # A further run begins with that adapter, also with dropout, without which the fast paths are tried.
     settings = f"lora_rank: 4, lora_alpha: 12, path: '{folder}'"
-    dropping = learner(
-        "sft", f"[{{{settings}, lora_dropout: 0.5}}]", buffer__trainer_input__experience_buffer__path="r"
-    )
+    dropping = learner("sft", f"[{{{settings}, lora_dropout: 0.5}}]", **{PATH: "r"})
     assert dropping.engine.module.fast_paths == one.engine.module.fast_paths == FastPaths(True, True)
     at_start = learner(lora=f"[{{{settings}}}]")
     torch.testing.assert_close(logprobs(at_start), logprobs(one), atol=1e-6, rtol=0)

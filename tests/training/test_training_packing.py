@@ -1,6 +1,8 @@
 """Rows that share a prompt give the log-probs and gradients of a padded batch."""
 
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training import learner
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
-from trinity_core.training.micro import Padded, build_micro
+from trinity_core.training.lora import add_adapter
+from trinity_core.training.micro import Micros, Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
 
@@ -31,7 +35,7 @@ def _outcome(lm, fast_paths, micro, attention):
     logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu")), 0.7, True)
     weights = torch.linspace(-1, 1, len(logprobs))
     ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
-    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters()}
+    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters() if p.requires_grad}
 
 
 def _by_length(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size, enable_gqa):
@@ -59,6 +63,49 @@ def test_logprobs_and_gradients_equal_plain_computation(lm, packing, by_length, 
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_micro_batch_is_built_while_the_one_before_computes(monkeypatch):
+    """Once, in pinned memory, from which every pass copies it without a wait."""
+    rows, order, pinned, moved = make_batch(1), [], [], []
+
+    def build(share):
+        order.append(f"build {share[0]}")
+        return build_micro(rows, share, max(e.response_length for e in rows))
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *to, **how: moved.append((*to, *how.items())) or tensor)
+    micros = Micros([[0, 1], [4], [8, 9]], build, torch.device("cuda"))
+    for micro in chain(micros, micros):
+        row = int(micro.rows[0])
+        order.append(f"forward {row}")
+    monkeypatch.undo()
+    passes = [f"{verb} {row}" for row in (0, 4, 8) for verb in ("build", "forward")]
+    assert len(micros) == 3 and order == [*passes, "forward 0", "forward 4", "forward 8"]
+    assert len(set(map(id, pinned))) == len(pinned) == 3 * 14, "the tensors of Micro, Packed and Lengths"
+    assert moved == [(torch.device("cuda"), ("non_blocking", True))] * 2 * len(pinned)
+
+
+class _OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, monkeypatch):
+    """Masks take its place in a torch whose kernel takes other arguments (2.11 has no `enable_gqa`)."""
+
+    def in_torch_2_11(query, key, value, queries, keys, longest, longest_keys, *, scale, window_size):
+        raise AssertionError("never called so")
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_torch_2_11 if older else _by_length)
+    lm = load_causal_lm(str(tiny_model), torch.bfloat16)
+
+    def on_cuda(*arguments, **others):
+        micro = build_micro(*arguments, **others)
+        return replace(micro, targets=micro.targets.as_subclass(_OnCuda))
+
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", on_cuda)
+    assert find_fast_paths(lm) == FastPaths(True, True, by_length=not older)
 
 
 def test_repeated_heads_equal_grouped_query_attention():
@@ -124,11 +171,16 @@ def test_compiling_changes_nothing(lm):
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_layers_compile_once_and_not_when_uncompiled(lm):
+@pytest.mark.parametrize("adapter", [False, True])
+def test_layers_compile_once_and_not_when_uncompiled(lm, adapter):
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
+    compilations = 1
+    if adapter:
+        compilations += 1  # the first layer's input has no gradient: the embeddings are frozen
+        add_adapter(compiled, LoraConfig(lora_rank=4), lm.name_or_path, 0, dropout=False)
     layers = decoder_layers(compiled)
     assert len(layers) == compiled.config.num_hidden_layers
     for layer in layers:
@@ -137,11 +189,11 @@ def test_layers_compile_once_and_not_when_uncompiled(lm):
         rows = make_batch(seed)
         micro = build_micro(rows, range(8), max(e.response_length for e in rows))
         _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
-        assert counter.frame_count == 1
+        assert counter.frame_count == compilations
     alone = build_micro(rows, [0], rows[0].response_length)
     with uncompiled():
         _outcome(compiled, FastPaths(True, True), alone, "trinity_packed")
-    assert counter.frame_count == 1
+    assert counter.frame_count == compilations
 
 
 def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batches import make_batch
+from batches import make_batch, rows_of
 from ports import free_port
 from raising import raising
 
@@ -27,22 +27,24 @@ LARGE = 10_000
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
-          saved=True, **offload):  # fmt: skip
+          saved=True, pairs=False, **offload):  # fmt: skip
     config = {
         "name": name,
         "mode": "train",
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-4}},
+        "algorithm": {"algorithm_type": "dpo" if pairs else "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-4}},
         "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"gpu_per_node": 0},
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
         "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
     }
     config["model"]["lora_configs"] = list(lora)
+    if pairs:
+        config["buffer"]["trainer_input"]["experience_buffer"]["path"] = "pairs.jsonl"
     if offload:
         config["trainer"]["trainer_config"] = {"actor_rollout_ref": {"actor": {"fsdp_config": offload}}}
     return {
         "name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None, "at_once": at_once,
-        "world_sizes": world_sizes, "saved": saved,
+        "world_sizes": world_sizes, "saved": saved, "pairs": pairs,
     }  # fmt: skip
 
 
@@ -65,6 +67,8 @@ def trained(tiny_model, tmp_path):
     """What the ranks of each case came to, by case and number of ranks, and the cases."""
     cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, LARGE))]
+    cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
+    cases += [_case("shared_pairs", 0, tiny_model, sharing=2, saved=False, pairs=True)]
     cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (1, 2, 3)]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -81,19 +85,23 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
     from trinity_core.training.state import weights
 
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
-    half, alone, adapted = (
+    half, alone, adapted, preferring = (
         Learner(config_from_dict(case["config"]), 4, one_rank)
         for case in (
             _case("half", 2, tiny_model, dtype="bfloat16"),
             _case("alone", 0, tiny_model),
             _case("adapted", 0, tiny_model, lora=ADAPTER),
+            _case("preferring", 0, tiny_model, pairs=True),
         )
     )
-    truth = {one: [one.step(make_batch(step, groups=3), step) for step in (1, 2)] for one in (half, alone, adapted)}
+    truth = {
+        one: [one.step(rows_of(one is preferring, step), step) for step in (1, 2)]
+        for one in (half, alone, adapted, preferring)
+    }
     for case, world_size, file in trained:
         # Ranks add gradients in another order; in half precision sums are rounded once more.
         other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
-        other = adapted if case["config"]["model"]["lora_configs"] else other
+        other = adapted if case["config"]["model"]["lora_configs"] else preferring if case["pairs"] else other
         result = torch.load(file, weights_only=True)
         for one, several in zip(truth[other], result["metrics"], strict=True):
             for name in one:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import make_batch
+from batches import make_answers, make_batch
 from raising import raising
 from saving_helpers import save
 
@@ -342,17 +342,9 @@ def test_loss_and_norm_equal_a_plain_loop(learner, tiny_model, unscored):
     assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 
-def _answers(pairs):
-    """Given data: in a pair the first answer is the one preferred."""
-    rows = make_batch(7, groups=4, repeats=2 if pairs else 4)
-    for e in rows:
-        e.logprobs, e.versions, e.reward, e.is_expert = None, None, None, True
-    return rows
-
-
 def test_sft_lowers_the_loss(learner):
     sft = learner("sft", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.01)
-    losses = [sft.step(_answers(False), step)["actor/sft_loss"] for step in range(1, 9)]
+    losses = [sft.step(make_answers(7), step)["actor/sft_loss"] for step in range(1, 9)]
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -364,7 +356,7 @@ def test_mix_takes_a_batch_without_an_expert(learner):
 
 def test_dpo_prefers_the_chosen_answers(learner):
     dpo = learner("dpo", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.003)
-    steps = [dpo.step(_answers(True), step) for step in range(1, 7)]
+    steps = [dpo.step(make_answers(7, repeats=2), step) for step in range(1, 7)]
     assert steps[0]["actor/dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: both models are the same
     assert steps[-1]["actor/dpo_loss"] < 0.5
     assert steps[-1]["actor/accuracy_mean"] == 1.0

@@ -116,8 +116,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
     if has_adapter:
         tensors, value_of = _merged(step_folder, base_model_dir)
     else:
-        tensors = _tensors(actor, config)
-        value_of = tensors.__getitem__
+        tensors, value_of = _tensors(actor, config)
     tensors = _untie(tensors, value_of, config, actor)
     check_names(tensors, config, actor)
     _refuse_removed(step_folder, is_ours)
@@ -183,19 +182,24 @@ def _config(target: Path, base: Path | None, base_config: Path | None) -> dict[s
     )
 
 
-def _tensors(actor: Path, config: dict[str, Any]) -> Tensors:
+def _tensors(actor: Path, config: dict[str, Any]) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
+    """The model's tensors, maybe without data, and what gives the data of one."""
     if shard_files(actor):
-        return {_plain_name(name): tensor for name, tensor in merge_shards(actor).items()}
+        like, value_of = merge_shards(actor)
+        names = {_plain_name(name): name for name in like}
+        return {plain: like[name] for plain, name in names.items()}, lambda plain: value_of(names[plain])
     folder = megatron.find(actor)
     if folder is None:
         raise DataError(f"{actor} holds no model shards (model_world_size_*_rank_*.pt or a Megatron checkpoint)")
-    return megatron.to_huggingface(megatron.read(folder), config)
+    tensors = megatron.to_huggingface(megatron.read(folder), config)
+    return tensors, tensors.__getitem__
 
 
 def _adapter(actor: Path) -> Tensors:
     if not shard_files(actor):
         raise DataError(f"{actor} holds no shards of its adapter (model_world_size_*_rank_*.pt)")
-    return merge_shards(actor)
+    like, value_of = merge_shards(actor)
+    return {name: value_of(name) for name in like}
 
 
 def _merged(step_folder: Path, base_model_dir: Path | None) -> tuple[Tensors, Callable[[str], torch.Tensor]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,25 @@ def shard_files(actor: Path) -> list[Path]:
     return [by_rank[rank] for rank in range(world)]
 
 
-def merge(actor: Path) -> dict[str, torch.Tensor]:
-    """The whole tensors of the shards in `actor`. Raises `DataError` if the shards do not match."""
+def merge(actor: Path) -> tuple[dict[str, torch.Tensor], Callable[[str], torch.Tensor]]:
+    """The whole tensors of the shards in `actor`, those that must be joined without data, and what gives the data of
+    one by its name.
+
+    Raises `DataError` if the shards do not match.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
     ranks = [load_shard(path) for path in shard_files(actor)]
-    names = list(dict.fromkeys(name for rank in ranks for name in rank))
-    return {name: _whole(name, [rank[name] for rank in ranks if name in rank]) for name in names}
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    pieces = {name: [rank[name] for rank in ranks if name in rank] for name in names}
+    tensors = {
+        name: torch.empty(first.shape, dtype=first.dtype, device="meta")
+        if isinstance(first, DTensor)
+        else _shared(name, [first, *others])
+        for name, (first, *others) in pieces.items()
+    }
+    return tensors, lambda name: merge_dtensors(name, pieces[name]) if tensors[name].is_meta else tensors[name]
 
 
 def load_shard(path: Path) -> dict[str, Any]:
@@ -78,15 +92,13 @@ def _safe_types() -> list[Any]:
     return [OrderedDict, DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial]
 
 
-def _whole(name: str, pieces: Sequence[Any]) -> torch.Tensor:
+def _shared(name: str, pieces: Sequence[Any]) -> torch.Tensor:
+    """The tensor that one or several ranks hold whole."""
     import torch
-    from torch.distributed.tensor import DTensor
 
     first = pieces[0]
     if not isinstance(first, torch.Tensor):
         raise DataError(f"the entry {name} of a model shard is a {type(first).__name__}, not a tensor")
-    if isinstance(first, DTensor):
-        return merge_dtensors(name, pieces)
     if len(pieces) == 1 or all(torch.equal(first, piece) for piece in pieces[1:]):
         return first
     raise DataError(

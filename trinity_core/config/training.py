@@ -19,6 +19,10 @@ MAX_LIVE = 1_000_000_000
 AT_ONCE_ON_CPU = 4_000_000
 """On a CPU, in place of both: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
 
+GPU_CONTEXT = 3 << 29
+"""Bytes of a GPU that a process on it holds beside its tensors, also while it sleeps: CUDA's context, libraries and
+their workspaces. Assumed, not measured."""
+
 
 class CriticSettings(CriticKeys):
     """How the critic is trained: the keys that are read as they are, and those below."""

@@ -107,7 +107,7 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     if settings.kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
     if settings.sleeps:
-        arguments["enable_sleep_mode"] = True
+        arguments |= {"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}
     if settings.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"
     if settings.weight_transfer:

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.config.schema import Config
-from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
+from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
 
-CONTEXT_BYTES = 3 << 29
-"""Of the GPU, what the trainer's process holds beside its tensors: CUDA's context, libraries and their workspaces."""
 HOST = torch.device("cpu")
 
 
@@ -287,7 +285,7 @@ def fits_beside_engine(config: Config, device: torch.device) -> bool:
         return False
     whole = torch.cuda.mem_get_info(device)[1]
     share = config.explorer.rollout_model.gpu_memory_utilization
-    return torch.cuda.memory_reserved(device) + CONTEXT_BYTES <= (1 - share) * whole
+    return torch.cuda.memory_reserved(device) + GPU_CONTEXT <= (1 - share) * whole
 
 
 def free_cached(device: torch.device) -> None:

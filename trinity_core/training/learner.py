@@ -41,7 +41,7 @@ from trinity_core.training.engine import (
     free_cached,
 )
 from trinity_core.training.lora import BaseAlone, add_adapter, in_4_bits
-from trinity_core.training.micro import Micro, build_micro
+from trinity_core.training.micro import Micros, build_micro
 from trinity_core.training.policy import (
     DTYPES,
     SAMPLE_WIDTH,
@@ -168,7 +168,7 @@ class Learner:
             old, reference = self._old(batch, micros), self._reference(batch, micros)
             entropies = self._entropies(batch, micros)
         with watch.part("values"):
-            critic_micros = self.critic.micro_batches(batch) if self.critic else []
+            critic_micros = self.critic.micro_batches(batch) if self.critic else micros
             values = self.critic.values(batch, critic_micros) if self.critic else None
         with watch.part("advantages"), step_in_error(step):
             prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values, entropies)
@@ -218,19 +218,19 @@ class Learner:
             zero_losses["critic"] = lambda: critic(moved).sum() * 0.0
         return zero_losses
 
-    def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+    def _old(self, batch: Batch, micros: Micros) -> Tensor | None:
         """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
 
-    def _entropies(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+    def _entropies(self, batch: Batch, micros: Micros) -> Tensor | None:
         """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
         if "entropies" not in self.objective.advantage_inputs:
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
 
-    def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+    def _reference(self, batch: Batch, micros: Micros) -> Tensor | None:
         if self.reference is None:
             return None
         if self.reference_cut != self.cut:
@@ -318,17 +318,15 @@ class Critic:
         self.schedule = _schedule(settings, total_steps)
         self.cut = _cut(settings, 1, fast_paths, ranks)
 
-    def micro_batches(self, batch: Batch) -> list[Micro]:
+    def micro_batches(self, batch: Batch) -> Micros:
         """This rank's micro-batches, by the critic's own budget."""
         return micro_batches(batch, self.cut, self.ranks)
 
-    def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
+    def values(self, batch: Batch, micros: Micros) -> Tensor:
         """Float32 [B, T]: the value of the state in which each token was chosen."""
         return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
 
-    def update(
-        self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
-    ) -> dict[str, float]:
+    def update(self, batch: Batch, micros: Micros, old_values: Tensor, returns: Tensor, step: int) -> dict[str, float]:
         """One optimiser step on the clipped squared error (token mean) of the rows that have returns, which excluded
         ones (expert rows, unscored answers) have not. Metrics are exact over micro-batches and ranks.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trinity_core.data.experience import Experience
 from trinity_core.training.batching import LARGEST_MASK, mask_elements
-from trinity_core.training.packing import Packed, pack
+from trinity_core.training.packing import Packed, each_tensor, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,33 @@ class Micro:
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
     def to(self, device: torch.device) -> Micro:
-        """A copy with all tensors on `device`."""
-        inputs = self.inputs
-        moved: Packed | Padded
-        if isinstance(inputs, Packed):
-            moved = inputs.to(device)
-        else:
-            moved = Padded(inputs.tokens.to(device), inputs.present.to(device))
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            inputs=moved,
-            source=self.source.to(device),
-            targets=self.targets.to(device),
-            cells=self.cells.to(device),
-            temperature=self.temperature.to(device) if isinstance(self.temperature, Tensor) else self.temperature,
-        )
+        """A copy with all tensors on `device`; from pinned memory nobody waits for it."""
+        moved: Micro = each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return moved
+
+
+class Micros(Iterable[Micro]):
+    """The micro-batches of a rank's `shares` of the rows, on `device`, in any number of passes.
+
+    Each is built when the first pass comes to it: while a GPU computes the one before, which nothing waits for.
+    """
+
+    def __init__(
+        self, shares: Sequence[Sequence[int]], build: Callable[[Sequence[int]], Micro], device: torch.device
+    ) -> None:
+        self._shares, self._build, self._device = shares, build, device
+        self._built: list[Micro] = []
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def __iter__(self) -> Iterator[Micro]:
+        for place, share in enumerate(self._shares):
+            if place == len(self._built):
+                micro = self._build(share)
+                pinned = self._device.type == "cuda"
+                self._built.append(each_tensor(micro, Tensor.pin_memory) if pinned else micro)
+            yield self._built[place].to(self._device)
 
 
 def build_micro(

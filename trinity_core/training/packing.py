@@ -12,8 +12,8 @@ dropout, which `load_causal_lm` removes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -38,12 +38,6 @@ class Lengths:
     """int64 [keys]: the token of each key."""
     longest_queries: int
     longest_keys: int
-
-    def to(self, device: torch.device) -> Lengths:
-        """A copy on `device`."""
-        return replace(
-            self, queries=self.queries.to(device), keys=self.keys.to(device), key_tokens=self.key_tokens.to(device)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +78,14 @@ class Packed:
         mask[..., P:] = torch.full((T, T), float("-inf"), dtype=dtype, device=device).triu(1)
         return replace(self, mask=mask)
 
-    def to(self, device: torch.device) -> Packed:
-        """A copy on `device`."""
-        return Packed(
-            self.tokens.to(device),
-            self.positions.to(device),
-            self.slots.to(device),
-            self.home.to(device),
-            self.padding.to(device),
-            self.prompt_shape,
-            self.response_shape,
-            self.prompt_of.to(device),
-            self.prompt_lengths.to(device),
-            self.lengths.to(device),
-            None if self.mask is None else self.mask.to(device),
-        )
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A dataclass with `change` applied to each tensor in it, also in the dataclasses that it holds."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{field.name: each_tensor(getattr(value, field.name), change) for field in fields(value)})
 
 
 def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tuple[Packed, np.ndarray, np.ndarray]:

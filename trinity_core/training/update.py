@@ -24,7 +24,7 @@ from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
-from trinity_core.training.micro import Micro, build_micro
+from trinity_core.training.micro import Micro, Micros, build_micro
 
 ENLARGERS = (
     "the learning rate is too high for this model (algorithm.optimizer.lr, now {lr:g}); gradients are not clipped "
@@ -50,7 +50,7 @@ class Cut:
         return build_micro(batch.experiences, rows, batch.width, self.packing, self.largest_mask)
 
 
-def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> list[Micro]:
+def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> Micros:
     """This rank's micro-batches, on its device. All ranks have the same number.
 
     An empty one is of real rows without loss: it keeps a rank in step with the others.
@@ -68,14 +68,15 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> list[Micro]:
         keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
         units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
     shares = plan(units, budget, ranks.world_size // ranks.sharing, largest_mask)[ranks.rank // ranks.sharing]
-    return [
-        (cut.micro(batch, share) if share else cut.micro(batch, range(cut.rows_per_unit)).emptied()).to(ranks.device)
-        for share in shares
-    ]
+
+    def build(share: Sequence[int]) -> Micro:
+        return cut.micro(batch, share) if share else cut.micro(batch, range(cut.rows_per_unit)).emptied()
+
+    return Micros(shares, build, ranks.device)
 
 
 @torch.no_grad()
-def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
+def gather(batch: Batch, micros: Micros, forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
     """`forward` (float32 [K]) of every row of the batch as [B, T], the same on every rank."""
     grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
     for micro in micros:
@@ -192,7 +193,7 @@ def update(
     engine: TrainingEngine,
     objective: Objective,
     prepared: Prepared,
-    micros: list[Micro],
+    micros: Micros,
     temperature: float,
     step: int,
     lr: float,

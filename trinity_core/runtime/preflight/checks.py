@@ -23,7 +23,13 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import unusable_data
-from trinity_core.runtime.preflight.models import missing_models, template_notice, too_long_sequences, unknown_parser
+from trinity_core.runtime.preflight.models import (
+    missing_models,
+    missing_packages,
+    template_notice,
+    too_long_sequences,
+    unknown_parser,
+)
 from trinity_core.runtime.preflight.needs import Need, least, size, total
 from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
@@ -138,6 +144,7 @@ def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
     if config.cluster.ray_address:
         return
     yield from missing_models(config, is_first)
+    yield from missing_packages(config)
     yield from too_long_sequences(config)
     yield from unknown_parser(config)
     yield from missing_names(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +57,17 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     template = model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
+
+
+def missing_packages(config: Config) -> Iterator[Finding]:
+    """What a base in 4 bits needs beyond the pinned packages: of the trainer, bitsandbytes; of engines, vLLM's plugin
+    for it."""
+    if config.model.lora is None or not config.model.lora.load_in_4bit:
+        return
+    needed = ["bitsandbytes"] if config.mode == "train" else ["bitsandbytes", "vllm_bnb_plugin"]
+    if absent := [name for name in needed if find_spec(name) is None]:
+        message = f"needs {' and '.join(absent)}: pip install --no-deps -r requirements/qlora.txt, or the extra qlora."
+        yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
 
 
 def template_notice(config: Config) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
@@ -43,7 +44,7 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
-GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
+GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
 """Of the machine's memory, for a process on a GPU."""
 SAMPLER_COPIES = 6

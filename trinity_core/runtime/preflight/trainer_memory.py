@@ -43,20 +43,26 @@ SLICE = 1 << 23
 """Logits of a slice (`algorithms/logprobs.py`)."""
 
 
-def layer_bytes(shape: ModelShape, micro: MicroBatches, width: int) -> int:
-    """Bytes that one layer saves for the micro-batch; `width` are the bytes of a weight."""
+def layer_bytes(shape: ModelShape, micro: MicroBatches, width: int, on_gpu: bool = False) -> int:
+    """Bytes that one layer saves for the micro-batch; `width` are the bytes of a weight.
+
+    Float32 on a GPU is computed with masks, and by kernels that take no grouped heads (`packing.masked_attention`).
+    """
     norms = 2 * shape.hidden * (FLOAT + width)  # the input in float32, and the normed input
     linear = 2 * shape.hidden + shape.queries  # the inputs of q/k/v, of the MLP and of the output projection
     heads = 2 * shape.queries + 2 * shape.keys  # q and the output; k and v
     mlp = 4 * shape.intermediate  # gate, its activation, up, and their product
-    repeated = 2 * micro.rows * micro.longest * shape.keys  # k and v of each row with its prompt
+    repeated = 2 * micro.rows * micro.longest  # k and v of each row with its prompt
+    repeated *= shape.queries if on_gpu and width == FLOAT else shape.keys
     return micro.tokens * (norms + width * (linear + heads + mlp)) + width * repeated
 
 
-def activation_bytes(shape: ModelShape, micro: MicroBatches, width: int, checkpointing: bool) -> int:
+def activation_bytes(
+    shape: ModelShape, micro: MicroBatches, width: int, checkpointing: bool, on_gpu: bool = False
+) -> int:
     """Bytes that all layers save; with gradient checkpointing the input of each, and all of the one computed again."""
     last = micro.tokens * shape.hidden * (FLOAT + width) + micro.targets * shape.hidden * width  # norm and head
-    layer = layer_bytes(shape, micro, width)
+    layer = layer_bytes(shape, micro, width, on_gpu)
     if not checkpointing:
         return last + shape.layers * layer
     return last + shape.layers * micro.tokens * shape.hidden * width + layer
@@ -279,7 +285,7 @@ class TrainedModel:
 
     def passes(self) -> Need:
         """A forward pass at its end, with the gradients that there are then."""
-        activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
+        activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing, self.on_gpu)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
         if self.stage == 3:
             gradients = self.being_reduced
