@@ -184,6 +184,17 @@ def test_a_worker_that_gets_no_cpu_is_not_out_of_time(target: str) -> None:
         worker.kill()
 
 
+def test_a_wait_for_a_cpu_that_is_over_is_not_counted(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had waited all the time, and was never seen to."""
+    monkeypatch.setattr("trinity_core.children.waits_for_cpu", lambda pid: False)
+    monkeypatch.setattr("trinity_core.children.run_queue_seconds", lambda pid: time.monotonic())
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    used = sum(psutil.Process(worker.process.pid).cpu_times()[:2])
+    worker.call("spin", used + 0.5, seconds=0.2)
+    worker.kill()
+
+
 def test_a_missing_module_is_named(tmp_path: Path) -> None:
     (tmp_path / "needs.py").write_text("import not_installed_here\n")
     worker = Worker(f"{tmp_path}/needs.py:Needs")

@@ -180,6 +180,7 @@ def endless_waits(source: str) -> list[int]:
 
 def test_no_wait_is_endless() -> None:
     """Whoever waits for another process must be able to say in the end who is missing."""
+    assert endless_waits("ray.get(r)\nsubprocess.run(c)\nFileLock(p)\nknown.get(n)\nray.get(r, timeout=3)") == [1, 2, 3]
     lines = {path.relative_to(ROOT).as_posix(): endless_waits(path.read_text()) for path in sources()}
     waits = {path: places for path, places in lines.items() if places}
     assert waits.keys() == LIMITED_ELSEWHERE, waits

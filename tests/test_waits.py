@@ -60,4 +60,5 @@ def test_a_wait_for_room_within_another_one_takes_no_longer(
     monkeypatch.setattr(files, "ROOM_PAUSE", 0.001)
     with pytest.raises(OSError, match="No space"):
         when_room(lambda: when_room(write, "inner"), "outer")
+    assert any("inner" in message for message in caplog.messages)
     assert not any("outer" in message for message in caplog.messages), "it has not begun to wait"

@@ -401,6 +401,13 @@ def registered(monkeypatch, registry, part):
     return "taking"
 
 
+def test_an_advantage_alone_may_need_the_reference(monkeypatch):
+    function, _ = taking("ref_logprobs", lambda data: (data["ref_logprobs"], {}), first=("mask",))
+    advantage = registered(monkeypatch, ADVANTAGES, function)
+    assert Objective(spec_of("grpo", **NO_KL, advantage_fn=advantage, advantage_fn_args={})).needs_reference
+    assert not Objective(spec_of("grpo", **NO_KL)).needs_reference
+
+
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES.inputs))
 @pytest.mark.parametrize("with_rollouts", [True, False])
 def test_a_loss_gets_every_input_that_the_registry_lists(name, with_rollouts, monkeypatch):

@@ -29,6 +29,7 @@ from trinity_core.program import TERMINATED
 from trinity_core.runtime import configuration, run_attempt
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
+from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -216,6 +217,7 @@ def test_a_run_shows_what_it_does(
     monkeypatch.setattr(run_attempt, "huggingface_folder", lambda config, step, merge: tmp_path / "model")
     scored = evaluate(str(file), ["seed=7"], which="missing")
     assert scored["scores"] == {"step 2": 0.52, "step 4": 0.54, "step 6": 0.56}, "the sweep scores what has no score"
+    assert [line.step for line in read_metrics(tmp_path / "tests/whole") if line.source == "eval"].count(6) == 1
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -1,12 +1,13 @@
-"""`trinity run` when its Prefect server is killed, with light actors.
+"""`trinity run` when it gets Ctrl-C, and when its Prefect server is killed, with light actors.
 
-SIGTERM and Ctrl-C: `tests/runtime/test_runtime_notice.py`, with real ones.
+Both notices to real actors, without Prefect: `tests/runtime/test_runtime_notice.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,12 +19,16 @@ import pytest
 from standins import STEPS
 from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.tracking.metrics_file import read_metrics
+
 __all__ = ["model_and_data_beside_the_run"]
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
 sys.path.insert(0, sys.argv[1])
 import test_flows_runs
 test_flows_runs.use_standins(fault="slow")
@@ -59,3 +64,17 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
         child.kill()
     assert "error: The Prefect server of this command has ended" in printed.read_text()
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
+
+
+def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """To the process that was started, and all that it has not put into groups of their own, as a terminal does."""
+    printed, job = tmp_path / "printed", tmp_path / "tests/run"
+    with printed.open("w") as output:
+        child = working(tmp_path, stderr=output)
+    family = psutil.Process(child.pid).children(recursive=True)
+    assert child.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.wait(timeout=60) == 128 + signal.SIGINT
+    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert "Traceback" not in printed.read_text()
+    assert latest_whole(job) == max(line.step for line in read_metrics(job) if line.source == "trainer")

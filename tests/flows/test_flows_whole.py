@@ -66,11 +66,11 @@ class Deployed(ChaosRun):
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{end}"
         return done.stdout
 
-    def deployment_run(self, name: str, *options: str, **parameters: Any) -> str:
+    def deployment_run(self, name: str) -> str:
         """Run a deployment with the configuration; what the command prints."""
-        given = {"config": str(self.root / "run.yaml"), "overrides": list(self.overrides)} | parameters
-        words = [word for key, value in given.items() for word in ("--param", f"{key}={json.dumps(value)}")]
-        return self.call("prefect", "deployment", "run", name, *words, *options)
+        parameters = {"config": str(self.root / "run.yaml"), "overrides": list(self.overrides)}
+        words = [word for key, value in parameters.items() for word in ("--param", f"{key}={json.dumps(value)}")]
+        return self.call("prefect", "deployment", "run", name, *words)
 
     def up(self) -> dict[str, Any]:
         """What `trinity up` has recorded."""
@@ -274,7 +274,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
         (deployed.root / "runs/quickstart" / name).symlink_to(folder)
     title, job = "Trinity-Flows/mine", deployed.root / "checkpoints/Trinity-Flows/mine"
 
-    async def visit() -> None:
+    async def visit() -> int:
         async with person_at(deployed.up()["pages"]["studio"], tmp_path) as person:
             await person.choose_file("recipe.yaml", recipe.split("\n")[0])
             await person.fill("name", "mine")
@@ -290,8 +290,10 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
             assert [run.info.status for run in tracked_runs(deployed) if run.info.run_name == "mine"] == ["KILLED"]
             await person.press("Retry")
             await person.state(title, "running")
+            return saved
 
-    asyncio.run(visit())
+    saved = asyncio.run(visit())
+    wait_until(lambda: trained_steps(job)[-1] > saved)
     steps = trained_steps(job)
     assert steps == list(range(1, len(steps) + 1))
     made = (deployed.root / "mine.yaml").read_text()

@@ -332,6 +332,10 @@ def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chu
         cut(api, session, chunks)
         session.end()
         assert session.sequences() == [] and session.digests == [] and session.sampled_tokens == 0, number
+        deadline = time.monotonic() + 20
+        while session.in_flight and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert session.in_flight == 0, number
 
 
 @pytest.mark.parametrize("read", [read_to_the_end, read_until_done])
@@ -504,6 +508,9 @@ def test_whole_answers_are_given_up_in_the_engine(api, speaker, ends):
     while len(speaker.aborted) == before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(speaker.aborted) == before + 1 and session.sequences() == []
+    while session.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert session.in_flight == 0
 
 
 def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):

@@ -223,9 +223,11 @@ def test_a_part_that_was_asked_to_end_is_recorded_as_its_run_ended(
 
     token = Asked()
     before = CANCEL_TOKEN.set(token)
-    with pytest.raises(type(error)):
-        PLAIN.run_components(token, {"trainer": part})
-    CANCEL_TOKEN.reset(before)
+    try:
+        with pytest.raises(type(error)):
+            PLAIN.run_components(token, {"trainer": part})
+    finally:
+        CANCEL_TOKEN.reset(before)
     record = read_record(tmp_path / "p/n")
     assert record is not None and record.state == state
 

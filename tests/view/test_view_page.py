@@ -103,14 +103,15 @@ def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host, mon
         return servers[0]
 
     monkeypatch.setattr(uvicorn, "Server", made)
-    serving = threading.Thread(target=serve, args=(viewed_runs(run_folder), host, 0, False, said.put))
+    serving = threading.Thread(target=serve, args=(viewed_runs(run_folder), host, 0, False, said.put), daemon=True)
     serving.start()
     try:
         printed = next(line for line in iter(lambda: said.get(timeout=60), None) if line.startswith("http://"))
         assert printed.startswith(f"http://{host}:")
         assert httpx.get(f"{printed.split()[0]}/api/runs/run/about", timeout=60).json()["has_store"]
     finally:
-        servers[0].should_exit = True
+        for server in servers:
+            server.should_exit = True
         serving.join(60)
 
 

@@ -54,8 +54,6 @@ def make_app(most_sessions: int = 8) -> FastAPI:
                 elif data["message"] == "end":
                     await client.close()
                     return
-                elif data["message"] == "unrewarded":
-                    await client.send_json(observation("No verdict.", None, True))
                 else:
                     right = data["message"] == str(number)
                     await client.send_json(observation("Right." if right else "No.", float(right), right))
