@@ -11,6 +11,7 @@ from studio.launch import Launch, start_process
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
+from trinity_core.config.findings import value_at
 from trinity_core.layout import JobLayout
 from trinity_core.tracking.run_record import RunState, read_record
 
@@ -49,6 +50,8 @@ def hindrance(action: Action, run: Run) -> str:
             action is Action.EVALUATE or not _deployed(run, action)
         ):
             return "The run's configuration was not recorded, or has secrets: give the command yourself."
+        case Action.EVALUATE if value_at(run.files.config, "explorer.external_model"):
+            return ""
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
             return "The run has no checkpoints."
     return ""

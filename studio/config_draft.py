@@ -192,7 +192,8 @@ def moved(text: str, source: Path, target: Path) -> str:
     beside = (source / folder).resolve()
     relative = os.path.relpath(beside, target.resolve())
     # A relative path is looked for below the present folder first.
-    is_near = beside.is_relative_to(Path.cwd()) and not expanded(relative).is_dir()
+    first = expanded(relative).resolve()
+    is_near = beside.is_relative_to(Path.cwd()) and (first == beside or not first.is_dir())
     return changed(text, "plugin_dir", relative if is_near else str(beside))
 
 

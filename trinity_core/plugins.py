@@ -38,9 +38,14 @@ def load_plugins(folder: str | Path | None) -> list[str]:
 
 
 def python_files(root: Path, *patterns: str) -> list[Path]:
-    """The Python files of a folder by name, without the links to nowhere that an editor keeps for an unsaved file."""
+    """The Python files of a folder by name, without hidden ones, those of hidden folders (`.venv`) and of installed
+    packages, and without the links to nowhere that an editor keeps for an unsaved file."""
     files = {file for pattern in patterns for file in root.glob(pattern)}
-    return sorted(file for file in files if file.name[0] != "." and file.is_file())
+    return sorted(file for file in files if not _is_foreign(file.relative_to(root)) and file.is_file())
+
+
+def _is_foreign(file: Path) -> bool:
+    return "site-packages" in file.parts or any(part.startswith(".") for part in file.parts)
 
 
 def _is_upstream(root: Path) -> bool:

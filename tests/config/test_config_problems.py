@@ -239,6 +239,12 @@ TABLE = [
         key="explorer.auxiliary_models[0].tensor_parallel_size",
     ),
     mistake("conflict", "trainer.worker_num=2"),
+    mistake(
+        "conflict",
+        "cluster.gpu_per_node=1",
+        "explorer.rollout_model.gpu_memory_utilization=0.5",
+        "trainer.worker_num=2",
+    ),
     mistake("conflict", "cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
     mistake(
         "conflict",

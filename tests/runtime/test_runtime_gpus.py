@@ -91,6 +91,11 @@ def test_runs_beside_each_other_never_share_a_gpu(tmp_path_factory, wishes: list
         run.release()
 
 
+def test_a_run_without_gpus_does_not_look_for_any(tmp_path: Path) -> None:
+    """One that is broken would end it."""
+    GpuLocks(tmp_path).take(0, lambda: pytest.fail("looked"))
+
+
 def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from trinity_core.runtime.gpus import Gpu, GpuLocks\n"

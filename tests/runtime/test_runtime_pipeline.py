@@ -149,11 +149,15 @@ def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
 
 
 def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> None:
-    """An editor's link to nowhere, which marks an unsaved file, does not."""
+    """An editor's link to nowhere, which marks an unsaved file, does not, nor do environments in the folder."""
     inner = tmp_path / "rewards" / "brief.py"
     inner.parent.mkdir()
     (tmp_path / ".#main.py").symlink_to("me@here:1")
+    for other in (".venv/lib.py", "venv/site-packages/lib.py"):
+        (tmp_path / other).parent.mkdir(parents=True)
+        (tmp_path / other).touch()
     config = Config().with_values({"plugin_dir": str(tmp_path)})
+    assert not [name for name in made_from(config)["inputs"] if name.endswith(".py")]
     digests = []
     for text in ("LIMIT = 10", "LIMIT = 20"):
         inner.write_text(text)

@@ -157,6 +157,8 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     elsewhere = folder(tmp_path / "elsewhere", "one")
     JobLayout(folder(tmp_path / "early", "one", outcome=RunOutcome.FAILED)).step(1).rmdir()
     write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
+    external = {"explorer": {"external_model": {"model": "m", "base_url": "http://localhost"}}}
+    JobLayout(folder(tmp_path / "external", "one", outcome=RunOutcome.FINISHED, **external)).step(1).rmdir()
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),
@@ -166,6 +168,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
         "without Prefect": find_runs(tmp_path / "done"),
         "without a checkpoint": find_runs(tmp_path / "early"),
+        "of an external model": find_runs(tmp_path / "external"),
         "with a secret": find_runs(tmp_path / "secret"),
         "with a secret, by a worker": find_runs(
             tmp_path / "secret", [flow_run("one", "FAILED", parameters={"configs": []})]
@@ -182,6 +185,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": both,
         "without Prefect": {Action.RETRY} | both,
         "without a checkpoint": {Action.RETRY},
+        "of an external model": {Action.RETRY, Action.EVALUATE},
         "with a secret": {Action.CONVERT},
         "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
     }

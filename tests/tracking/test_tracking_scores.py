@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, config_from_dict
-from trinity_core.errors import TrinityError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.runtime import evaluation
@@ -244,6 +244,9 @@ def test_damaged_checkpoint_is_not_scored(folder: Path, checkpoints: Path, which
 def test_checkpoints_that_training_removes_meanwhile_are_passed_over(folder: Path, checkpoints: Path) -> None:
     def converted(step: int, merge: bool) -> Path:
         assert JobLayout(checkpoints).step(step).exists()
+        if step == 2:
+            shutil.rmtree(JobLayout(checkpoints).step(2))
+            raise DataError("removed while it was read")
         return folder / str(step)
 
     scored = dict[int, Path | None]()
@@ -251,6 +254,6 @@ def test_checkpoints_that_training_removes_meanwhile_are_passed_over(folder: Pat
     steps = unscored_steps(attempt.config, "missing")
     shutil.rmtree(JobLayout(checkpoints).step(1))
     evaluation.score_steps(attempt, steps)
-    assert scored == {2: folder / "2", 3: folder / "3"}
+    assert scored == {3: folder / "3"}
     with raising(TrinityError, key="trainer.max_checkpoints_to_keep"):
         evaluation.score_steps(attempt, [1])

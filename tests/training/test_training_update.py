@@ -313,6 +313,13 @@ def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, capl
     assert signal.flat_groups == flat
 
 
+def test_expert_rows_are_no_groups_of_rollouts():
+    batch, signal = make_batch(1), RewardSignal()
+    mixed = [*batch, *(replace(e, is_expert=True, group=f"expert {number}") for number, e in enumerate(batch))]
+    signal.note(mixed, {"advantages/zero_rows": 1.0})
+    assert signal.groups == len({e.group for e in batch})
+
+
 def test_batch_of_unscored_answers_changes_nothing(learner):
     """All verifiers failed: the run continues."""
     (metrics,), _ = _train(learner(), [[_unscored(e) for e in make_batch(1)]])

@@ -13,7 +13,7 @@ from pathlib import Path
 from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.config import Config
-from trinity_core.errors import TrinityError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.runtime.summary import evaluation_of, scored_text
@@ -69,13 +69,17 @@ def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str
     """
     config, scores = attempt.config, {}
     for step in steps:
-        folder = None
-        if step:
-            if not (JobLayout(config.job_dir).step(step) / MANIFEST).exists():
-                log.warning("the checkpoint of step %d has been removed and is not scored", step)
-                continue
-            folder = attempt.huggingface_folder(step, config.engine_adapter is None)
-        scores[step] = attempt.score(step, folder)
+        if step and not _is_there(config, step):
+            log.warning("the checkpoint of step %d has been removed and is not scored", step)
+            continue
+        try:
+            folder = attempt.huggingface_folder(step, config.engine_adapter is None) if step else None
+            scores[step] = attempt.score(step, folder)
+        except (DataError, OSError):
+            if not step or _is_there(config, step):
+                raise
+            log.warning("the checkpoint of step %d was removed while it was scored", step)
+            continue
         evaluation = evaluation_of(config, step)
         text = "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
         log.info("step %s: %s", step, text)
@@ -86,6 +90,10 @@ def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str
             key="trainer.max_checkpoints_to_keep",
         )
     return scores
+
+
+def _is_there(config: Config, step: int) -> bool:
+    return (JobLayout(config.job_dir).step(step) / MANIFEST).exists()
 
 
 def trainer_has_finished(config: Config) -> bool:

@@ -132,6 +132,8 @@ class GpuLocks:
         `wait` seconds.
         """
         announced = False
+        if not wanted:  # a machine may have broken GPUs that nobody uses
+            return
         for _ in poll(wait, POLL_SECONDS):
             gpus = [self._tried(gpu, wanted) for gpu in look()]
             if not (why := refusal(gpus, wanted)):

@@ -176,7 +176,7 @@ class Learner:
         judged = ~batch.excluded
         if self.objective.advantage_name != "none" and judged.any():
             zero = ~prepared.advantages.any(-1)[judged]
-            metrics["advantages/zero_rows"] = float(zero.float().mean())
+            metrics["advantages/zero_rows"] = int(zero.sum()) / len(zero)
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
                 for _ in range(self.critic.settings.epochs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,11 +45,13 @@ class Adapter:
 def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
 
-    Raises TrinityError without a GPU.
+    Raises TrinityError without a GPU, and without bitsandbytes, for which another node was not asked before.
     """
     key = "model.lora_configs[0].load_in_4bit"
     if device.type != "cuda":
         raise TrinityError(f"{key}: needs a GPU; on this machine leave it out", key=key)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise TrinityError(f"{key}: needs bitsandbytes on this node: pip install -r requirements/qlora.txt", key=key)
     from transformers import BitsAndBytesConfig
 
     settings = BitsAndBytesConfig(

@@ -345,7 +345,7 @@ def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
             smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
             [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
         return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
-    except (RuntimeError, TypeError) as error:  # a size of heads that the kernel does not take, an older torch
+    except (RuntimeError, TypeError, ImportError) as error:  # heads that the kernel does not take, an older torch
         log.info("%s: attention uses masks: %s", lm.config.model_type, str(error).splitlines()[0])
         return False
 

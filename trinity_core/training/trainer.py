@@ -75,13 +75,15 @@ class RewardSignal:
     groups: int = 0
     """Trained on by this process."""
     is_absent: bool = True
-    """No rollout has had an advantage other than 0."""
+    """No rollout of the run has had an advantage other than 0. False after a resume: of the steps before, nothing is
+    known."""
 
     def note(self, batch: list[Experience], metrics: Mapping[str, float]) -> None:
         """Take in a step's metrics. Logs one warning if the signal is absent after `FEW_GROUPS` groups."""
         if "advantages/zero_rows" not in metrics:
             return
-        before, self.groups = self.groups, self.groups + len({row.group for row in batch})
+        judged = {row.group for row in batch if not row.is_expert and not row.is_unscored}
+        before, self.groups = self.groups, self.groups + len(judged)
         self.is_absent &= metrics["advantages/zero_rows"] == 1.0
         if before < FEW_GROUPS <= self.groups and self.flat_groups:
             log.warning(FLAT, self.groups)
@@ -118,7 +120,7 @@ class Trainer:
         self._timer = StepTimer()
         self._copied_step = progress.step
         """Of the last checkpoint: it is written, or will be."""
-        self._signal = RewardSignal()
+        self._signal = RewardSignal(is_absent=progress.step == 0)
         self._since: float | None = None
         """When the metrics of the last step were written; before the first one, when the loop began."""
 

@@ -101,8 +101,12 @@ def gpu_rules(config: Config, per_node: int) -> Iterator[Finding]:
     trains = config.mode in ("both", "train")
     if engines > total:
         yield Finding(key, engines, "conflict", f"the engines need {engines} GPUs, {have}.", rests_on)
-    elif not trains or (engines == total and shares_a_gpu(config, total)):
+    elif not trains:
         return
+    elif engines == total and shares_a_gpu(config, total):
+        if (workers or 1) > 1:
+            message = f"must be 1 where engine and trainer share the only GPU; it is {workers}."
+            yield Finding("trainer.worker_num", workers, "conflict", message, rests_on)
     elif engines == total:
         message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
         if total == 1:

@@ -64,7 +64,7 @@ def missing_packages(config: Config) -> Iterator[Finding]:
     for it."""
     if config.model.lora is None or not config.model.lora.load_in_4bit:
         return
-    needed = ["bitsandbytes"] if config.mode == "train" else ["bitsandbytes", "vllm_bnb_plugin"]
+    needed = ["bitsandbytes", "vllm_bnb_plugin"] if config.uses_engines else ["bitsandbytes"]
     if absent := [name for name in needed if find_spec(name) is None]:
         message = f"needs {' and '.join(absent)}: pip install --no-deps -r requirements/qlora.txt, or the extra qlora."
         yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
