@@ -69,6 +69,8 @@ def train(rank: int, world_size: int, port: int, folder: Path) -> None:
 
 
 def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
+    gc.collect()
+    others = held_bytes()
     with (
         mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", wraps=READ) as read,
         mock.patch.object(engine_module, "AT_ONCE_ON_CPU", case["at_once"]),
@@ -81,11 +83,20 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
             _assert_shares(learner.reference.module, ranks.world_size)
     learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
     metrics = [learner.step(rows_of(case["pairs"], step), step) for step in (1, 2)]
+    held = held_bytes() - others
     before = {name: w.clone() for name, w in weights(learner.engine)}
     if case["saved"]:
         save_and_load(learner, folder / case["name"], before)
     if ranks.first:
-        torch.save({"metrics": metrics, "weights": before}, folder / f"{case['name']}_{ranks.world_size}.pt")
+        torch.save(
+            {"metrics": metrics, "weights": before, "held": held}, folder / f"{case['name']}_{ranks.world_size}.pt"
+        )
+
+
+def held_bytes() -> int:
+    """Bytes of all tensors that there are now."""
+    stores = [thing.untyped_storage() for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    return sum({store.data_ptr(): store.nbytes() for store in stores if store.device.type == "cpu"}.values())
 
 
 def save_and_load(learner: Learner, checkpoint: Path, before: dict[str, torch.Tensor]) -> None:

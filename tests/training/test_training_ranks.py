@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from ports import free_port
 from raising import raising
 
 from trinity_core.addresses import interface_of
+from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.preflight import trainer_memory
+from trinity_core.runtime.preflight.model_shape import shape_of
 from trinity_core.training.distributed import Ranks, SequenceGroup, join, meeting_point, uses_gpu
 from trinity_core.training.packing import ATTENTION
 from trinity_core.training.policy import load_causal_lm
@@ -78,8 +82,25 @@ def trained(tiny_model, tmp_path):
     return [(case, size, tmp_path / f"{case['name']}_{size}.pt") for case in cases for size in case["world_sizes"]]
 
 
+def planned_bytes(case, world_size, tiny_model):
+    """What the plan says that a rank holds between steps: weights, optimizer state, buffers, the reference's weights.
+
+    ZeRO 3 keeps parameters of less than 100,000 elements whole, as all of this model are.
+    """
+    config, shape = config_from_dict(case["config"]), shape_of(str(tiny_model))
+    width, stage = 4 if case["exact"] else 2, config.trainer.zero_stage
+    with mock.patch.object(trainer_memory, "AT_ONCE_ON_CPU", case["at_once"]):
+        micro = trainer_memory.MicroBatches(1, 0, 0, 0, 0, 0)
+        policy = trainer_memory.TrainedModel(
+            "policy", shape, width, stage, world_size, micro, checkpointing=False, lora=config.model.lora
+        )
+        copies = 1 if config.model.lora or not config.needs_reference else 2
+        whole = width * policy.parameters if stage == 3 and world_size > 1 else 0
+        held = policy.optimizer().bytes + policy.kept_gradients().bytes
+        return held + copies * (policy.weights().bytes + whole)
+
+
 def test_workers_train_as_one(trained, tiny_model, tmp_path):
-    from trinity_core.config import config_from_dict
     from trinity_core.training.checkpoint import load
     from trinity_core.training.learner import Learner
     from trinity_core.training.state import weights
@@ -103,6 +124,9 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
         other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
         other = adapted if case["config"]["model"]["lora_configs"] else preferring if case["pairs"] else other
         result = torch.load(file, weights_only=True)
+        if not case["name"].endswith("o"):  # offloaded, which on a CPU is no saving
+            held = pytest.approx(planned_bytes(case, world_size, tiny_model), rel=0.01)
+            assert result["held"] == held, (case["name"], world_size)
         for one, several in zip(truth[other], result["metrics"], strict=True):
             for name in one:
                 if not name.startswith(("timing_s/", "experience/micro_batches")):

@@ -13,8 +13,8 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P. A tensor larger than it, as the output
 embedding often is, is reduced whole: 4 + w bytes a parameter in place of 4B. L is the weights that may be gathered at a
 time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on, the
-worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as far
-as it is used. On the CPU B and L are `AT_ONCE_ON_CPU`.
+worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU that of
+ZeRO 3; the others as far as they are used. On the CPU B and L are `AT_ONCE_ON_CPU`.
 
 Of a LoRA adapter's model P is the parameters of the adapter, but for the weights, which are those of both; there is no
 second model for the reference.
@@ -274,7 +274,8 @@ class TrainedModel:
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
         part = FLOAT * self.part * (not self.is_offloaded)
-        taken = part + self.bucket if self.stage == 3 else 0
+        bucket = self.width * (REDUCE_BUCKET if self.on_gpu else AT_ONCE_ON_CPU)
+        taken = part + bucket if self.stage == 3 else 0
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def loaded(self) -> Need:
