@@ -28,7 +28,8 @@ from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
-from trinity_core.store.run_store import open_run_store
+from trinity_core.runtime.tracking_thread import _run_info
+from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import open_versions
 
@@ -275,3 +276,20 @@ def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
     training = choose_stage(Request(config, "rft", name)).placement.engine_threads
     evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads
     assert training < 16 and evaluation == (training if stages else 16)
+
+
+def test_an_evaluation_of_a_copied_folder_is_tracked_as_the_copys(config: Config) -> None:
+    """Before the copy has trained, and though it may not train: the store of both is the same."""
+    url = f"sqlite:///{config.checkpoint_root_dir}/shared.db"
+    original = config.with_values({"mode": "bench", "buffer.trainer_input.experience_buffer.path": url})
+    identity = identify(original).id
+    copy = original.with_values({"name": "copy"})
+    shutil.copytree(original.job_dir, copy.job_dir)
+
+    def tracked_as(evaluated: Config) -> str:
+        return _run_info(resume(Stage(evaluated, placement_of(evaluated), "evaluate"))).identity
+
+    assert tracked_as(original) == identity and tracked_as(copy) not in ("", identity)
+    own_store = copy.with_values({"buffer.trainer_input.experience_buffer.path": None})
+    evaluated = tracked_as(own_store)
+    assert identify(own_store).id == evaluated == tracked_as(own_store), "once it trains"

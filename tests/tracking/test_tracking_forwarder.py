@@ -511,6 +511,70 @@ def test_a_copy_of_a_run_is_tracked_from_its_first_line_in_a_run_of_its_own(
         assert tracked("copy", "b")[1] == 2
 
 
+def test_a_copied_pipeline_has_a_parent_run_of_its_own(root: Path) -> None:
+    def parent_of(pipeline: str) -> str:
+        info = RunInfo("p", f"{pipeline}_rft", root / "p" / f"{pipeline}_rft", parent_dir=root / "p" / pipeline)
+        writer: Any = open_writer("mlflow", info, root)
+        writer.close(RunOutcome.FINISHED)
+        return mlflow_client(root).get_run(writer.run_id).data.tags["mlflow.parentRunId"]
+
+    first = parent_of("n")
+    for folder in ("", "_rft"):
+        shutil.copytree(root / f"p/n{folder}", root / f"p/copy{folder}")
+    copied = parent_of("copy")
+    assert copied != first and (parent_of("copy"), parent_of("n")) == (copied, first)
+    (root / "p/n").rename(root / "p/moved")
+    shutil.rmtree(root / "p/n_rft")
+    assert parent_of("moved") == first
+
+
+@pytest.mark.slow
+def test_evaluations_of_separate_explorers_are_in_one_run_of_each_copy(tmp_path: Path) -> None:
+    def forwarded(name: str, role: str, explorer: str = "") -> int:
+        info = RunInfo("p", name, tmp_path / name, args={"mode": "offline"}, explorer=explorer, identity=name)
+        writer = open_writer("wandb", info, tmp_path)
+        lines = Forwarder(info.job_dir, writer, role, explorer or "explorer", target="wandb").poll()
+        writer.close(RunOutcome.FINISHED)
+        return lines
+
+    for step in (1, 2):
+        evaluate(tmp_path / "n", step, 0.5)
+    assert forwarded("n", "explore", "first") == 2
+    assert forwarded("n", "bench") == 0
+    evaluate(tmp_path / "n", 3, 0.5)
+    assert (forwarded("n", "bench"), forwarded("n", "explore", "second")) == (1, 0)
+    shutil.copytree(tmp_path / "n", tmp_path / "copy")
+    assert forwarded("copy", "explore", "first") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
+def test_a_run_of_an_older_release_is_not_sent_again(root: Path, monitor: str, args: dict) -> None:
+    """It noted its position for the tracking system as a whole."""
+
+    def tracked() -> int:
+        info = RunInfo("p", "n", root / "p/n", args=args, identity="a")
+        writer = open_writer(monitor, info, root)
+        lines = Forwarder(info.job_dir, writer, "train", target=monitor).poll()
+        writer.close(RunOutcome.FINISHED)
+        return lines
+
+    trainer = MetricsFile(root / "p/n", "trainer")
+    trainer.write(1, {"loss": 1.0})
+    assert tracked() == 1
+    note, state = (root / "p/n/monitor" / name for name in (f"{monitor}.json", "forwarded_trainer.json"))
+    kept = json.loads(note.read_text())
+    note.write_text(json.dumps({key: kept[key] for key in ("run_id", "uri", "experiment_id", "id") if key in kept}))
+    [position] = json.loads(state.read_text())["positions"].values()
+    state.write_text(json.dumps({"positions": {monitor: position}}))
+    assert tracked() == 0
+    trainer.write(2, {"loss": 1.0})
+    assert (tracked(), tracked()) == (1, 0)
+    if monitor == "mlflow":
+        mlflow_client(root).delete_run(kept["run_id"])
+        assert tracked() == 2
+
+
 @pytest.mark.slow
 def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     parent = tmp_path / "project" / "name"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from mlflow_store import mlflow_client
+from raising import raising
 
 from trinity_core.config.public import MASK
+from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.forwarder import Forwarder, open_writer
@@ -83,3 +85,19 @@ def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_p
         if source.dataset.name == "sums"
     ]
     assert changed != first
+
+
+def test_an_experiment_deleted_in_mlflow_stops_only_its_own_runs(root: Path) -> None:
+    infos = [RunInfo(project, "n", root / project / "n") for project in ("gone", "here")]
+    for info in infos:
+        open_writer("mlflow", info, root).close(RunOutcome.FINISHED)
+    client = mlflow_client(root)
+    gone, here = (client.get_experiment_by_name(info.project).experiment_id for info in infos)
+    client.delete_experiment(gone)
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
+    describe_runs(root)
+    assert "http://127.0.0.1:4220/runs" in client.get_experiment(here).tags[DESCRIPTION]
+    with raising(TrinityError, key="project"):
+        open_writer("mlflow", infos[0], root)
+    client.restore_experiment(gone)
+    open_writer("mlflow", infos[0], root).close(RunOutcome.FINISHED)

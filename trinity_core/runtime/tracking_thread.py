@@ -11,7 +11,7 @@ from trinity_core.config import public_dict
 from trinity_core.errors import TransientFault
 from trinity_core.plugins import load_plugins
 from trinity_core.runtime.stage import Stage
-from trinity_core.store.run_store import read_identity
+from trinity_core.store.run_store import identity_of
 from trinity_core.tracking.forwarder import (
     CLOSE_SECONDS,
     FAILED_CLOSE_SECONDS,
@@ -135,7 +135,7 @@ class TrackingThread:
 
 
 def _run_info(stage: Stage) -> RunInfo:
-    config, identity = stage.config, read_identity(stage.config.job_dir)
+    config = stage.config
     return RunInfo(
         project=config.project,
         name=config.name,
@@ -146,5 +146,5 @@ def _run_info(stage: Stage) -> RunInfo:
         tags={"stage": stage.stage, "algorithm": config.algorithm.algorithm_type},
         keeps_status=config.mode == "bench" or config.explores_alone,
         explorer=config.explorer.name if config.explores_alone else "",
-        identity=identity.id if identity else "",
+        identity=identity_of(config.job_dir),
     )

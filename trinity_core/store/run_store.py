@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from trinity_core.config import Config, store_url
 from trinity_core.errors import DataError, TrinityError
@@ -76,6 +76,14 @@ def read_identity(folder: Path) -> Identity | None:
         ) from error
 
 
+def identity_of(folder: Path) -> str:
+    """The id of the run in a folder, of a copy the one that it gets when it is started; empty if it has none yet."""
+    known = read_identity(folder)
+    if known is None or not _is_copy(known, folder):
+        return known.id if known else ""
+    return uuid5(NAMESPACE_OID, f"{known.id} {folder.resolve()} {folder.stat().st_ino}").hex
+
+
 def file_owner(config: Config, path: Path) -> dict[str, str]:
     """Who writes a file of an explorer: the explorer, and the run where the file lies outside of the run's folder."""
     explorer = {"explorer": config.explorer.name}
@@ -113,7 +121,7 @@ def _branched(known: Identity, config: Config) -> Identity:
             "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface",
             key="name",
         )
-    return replace(known, id=uuid4().hex)
+    return replace(known, id=identity_of(config.job_dir))
 
 
 def _first(config: Config) -> Identity:

@@ -106,10 +106,10 @@ class Forwarder:
         self._registers = role in REGISTERING
         self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
         run = f"{target} {writer.run_id}" if isinstance(writer, NumberedRun) else target
-        # Where explorers have runs of their own, an evaluation is in that of the flow that forwards it first.
-        shared = {"eval"} if self._own and role in ("explore", "serve") else ()
+        evals = f"{target} {writer.evals_id}".rstrip() if isinstance(writer, RunPerExplorer) else run
+        older = target if isinstance(writer, NumberedRun) and writer.is_older else ""
         self._tails = [
-            Tail(self.job_dir, stream, self._own, target if stream in shared else run) for stream in self._streams
+            Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run, older) for stream in self._streams
         ]
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()

@@ -30,6 +30,7 @@ from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description, experiment_description
 from trinity_core.tracking.writers import (
     MONITORS,
+    POSITIONS,
     NumberedRun,
     RankingWriter,
     RunInfo,
@@ -147,6 +148,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self.is_older = not POSITIONS.items() <= (read_json(_note(info.job_dir)) or {}).items()
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -263,6 +265,14 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
 
         experiment = self._client.get_experiment_by_name(self._info.project)
         if experiment is not None:
+            if experiment.lifecycle_stage != "active":
+                store = shlex.quote(without_password(self.uri))
+                raise TrinityError(
+                    f"The experiment {self._info.project!r} was deleted in MLflow. Bring it back by "
+                    f"`MLFLOW_TRACKING_URI={store} mlflow experiments restore -x {experiment.experiment_id}`, or give "
+                    "the run another `project`.",
+                    key="project",
+                )
             if experiment.tags.get(KIND, "inferred").endswith("inferred"):
                 self._client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
             _describe(self._client, experiment, self._info.job_dir.parent)
@@ -294,7 +304,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_json(note) or {}
         is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
-        if is_own and kept.get("uri") == self.uri and _exists(self._client, kept["run_id"]):
+        if is_own and kept.get("uri") == self.uri and _has_run(self._client, job_dir, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
@@ -311,7 +321,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, flatten(self._info.config))
-        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
+        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment, **POSITIONS})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
         return run_id
@@ -376,10 +386,12 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
         return
     try:
         client = open_client(uri, None, None, checkpoint_root_dir)
+        experiments = {}
         for job_dir, note in kept.items():
-            if _exists(client, note["run_id"]):
+            if _has_run(client, job_dir, note["run_id"]):
                 client.set_tag(note["run_id"], DESCRIPTION, description(job_dir))
-        for number, project_dir in {note["experiment_id"]: job_dir.parent for job_dir, note in kept.items()}.items():
+                experiments[note["experiment_id"]] = job_dir.parent
+        for number, project_dir in experiments.items():
             _describe(client, client.get_experiment(number), project_dir)
     except Exception as error:
         if not (is_away(error) or isinstance(error, TrinityError | TransientFault)):
@@ -406,16 +418,22 @@ def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
         log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
 
 
-def _exists(client: MlflowClient, run_id: str) -> bool:
-    """True if the store has the run and nobody has deleted it."""
+def _has_run(client: MlflowClient, job_dir: Path, run_id: str) -> bool:
+    """True if the store has the run that is noted in `job_dir`, nobody has deleted it, and it is that folder's own.
+
+    A copied folder notes the run of the original, which keeps it while it lies where the run began.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.get_run(run_id).info.lifecycle_stage == "active"
+        run = client.get_run(run_id)
     except MlflowException as error:
         if is_away(error):
             raise
         return False
+    began = Path(run.data.tags.get("job_dir", job_dir))
+    is_noted_there = os.access(_note(began), os.R_OK) and (read_json(_note(began)) or {}).get("run_id") == run_id
+    return run.info.lifecycle_stage == "active" and (not is_noted_there or began.samefile(job_dir))
 
 
 def _note(job_dir: Path) -> Path:

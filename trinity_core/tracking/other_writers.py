@@ -17,6 +17,7 @@ from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.writers import (
     MONITORS,
+    POSITIONS,
     NumberedRun,
     RunInfo,
     RunOutcome,
@@ -99,7 +100,9 @@ class WandbWriter(RunPerExplorer, NumberedRun):
         self.faults: tuple[type[Exception], ...] = (Error, OSError)
         folder = info.job_dir / "monitor"
         folder.mkdir(parents=True, exist_ok=True)
-        self.run_id = _run_id(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
+        kept = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
+        self.run_id, self.is_older = str(kept["id"]), not POSITIONS.items() <= kept.items()
+        self.evals_id = info.identity if any(folder.glob("wandb_*.json")) else self.run_id
         # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         connection = {"base_url": base_url, "api_key": api_key}
@@ -150,12 +153,12 @@ class WandbWriter(RunPerExplorer, NumberedRun):
         self._run.finish(exit_code=0 if outcome is RunOutcome.FINISHED else 1)
 
 
-def _run_id(note: Path, info: RunInfo) -> str:
-    """The id kept in the job dir, so that a resumed run continues the same W&B run, and a copy of it does not."""
+def _kept(note: Path, info: RunInfo) -> dict[str, Any]:
+    """The note in the job dir with the run's `id`: a resumed run continues the same W&B run, a copy of it does not."""
     kept = read_json(note) or {}
     if "id" not in kept or not info.is_own(kept):
-        kept = {"id": uuid4().hex[:12]}
+        kept = {"id": uuid4().hex[:12], **POSITIONS}
     if info.identity:
         kept["identity"] = info.identity
     write_json(note, kept)
-    return str(kept["id"])
+    return kept

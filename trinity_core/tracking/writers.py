@@ -91,11 +91,20 @@ class Writer(Protocol):
 class RunPerExplorer:
     """Base of writers that give each explorer in a separate flow its own run."""
 
+    evals_id = ""
+    """The same for all flows of a job that forward evaluations: each is sent once, to the run of the first of them."""
+
 
 class NumberedRun:
     """A base of writers whose tracking system gives each run an id. A new run is sent all lines from the first one."""
 
     run_id = ""
+    is_older = False
+    """True for a run of a release that noted one position for all runs of a tracking system."""
+
+
+POSITIONS = {"positions": "own"}
+"""In the note of a tracked run that is not `is_older`."""
 
 
 class TracingWriter:
