@@ -58,7 +58,7 @@ class Served:
         sys.exit(3)
 
     def close_connection(self):
-        os.closerange(3, 100)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         time.sleep(600)
 
     def die(self):
@@ -145,7 +145,7 @@ def test_a_worker_that_closes_its_connection_and_goes_on_is_killed(
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
     with pytest.raises(NoAnswer) as failure:
-        worker.call("close_connection")
+        worker.call("close_connection", seconds=60)
     assert failure.value.died and not worker.alive and "signal" not in str(failure.value), "that was our own"
 
 
