@@ -73,7 +73,7 @@ def test_a_form_is_filled_in_and_saved(studio: Served, tmp_path: Path) -> None:
             await page.fill(field("repeat_times"), entered)
             await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: {entered} ')")
             faults = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join()"
-            await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()}")
+            await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()} && {IDLE}")
         await save(page)
         await page.until(SAVED)
 
