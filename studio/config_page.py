@@ -129,10 +129,10 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
     """The fields that a search or a chosen section leaves."""
     words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
-        found = matching(fields, words)
-        if not found:
+        matches = matching(fields, words)
+        if not matches:
             st.caption("No setting has all of these words in its key or its description.")
-        return found
+        return matches
     sections = in_sections(fields)
     chosen = st.pills(
         "Section",

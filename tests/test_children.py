@@ -167,11 +167,15 @@ def test_the_end_of_a_worker_is_noticed_though_its_child_holds_the_connection(ta
     assert failure.value.died and time.monotonic() - began < 10
 
 
+def cpu_seconds(worker: Worker) -> float:
+    return sum(psutil.Process(worker.process.pid).cpu_times()[:2])
+
+
 def test_a_worker_that_gets_no_cpu_is_not_out_of_time(target: str) -> None:
     """A wait for the CPU that is not over yet counts too: the scheduler reports it only when it ends."""
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
-    used = sum(psutil.Process(worker.process.pid).cpu_times()[:2])
+    used = cpu_seconds(worker)
     core = min(os.sched_getaffinity(0))
     rival = Child([sys.executable, "-c", "while True: pass"])
     for pid in (worker.process.pid, rival.process.pid):
@@ -190,7 +194,7 @@ def test_a_wait_for_a_cpu_that_is_over_is_not_counted(target: str, monkeypatch: 
     monkeypatch.setattr("trinity_core.children.run_queue_seconds", lambda pid: time.monotonic())
     worker = Worker(target)
     worker.make({"place": "/nowhere"})
-    used = sum(psutil.Process(worker.process.pid).cpu_times()[:2])
+    used = cpu_seconds(worker)
     worker.call("spin", used + 0.5, seconds=0.2)
     worker.kill()
 

@@ -322,6 +322,13 @@ def stream_of(client):
     return client.chat.completions.create(model="policy", messages=ASK, stream=True)
 
 
+def wait_until_idle(session):
+    deadline = time.monotonic() + 20
+    while session.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert session.in_flight == 0
+
+
 @pytest.mark.parametrize(("seconds", "chunks"), [(0.0, 1), (0.012, 3)])
 def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chunks):
     """However fast the answer was: 14 rollouts, each cut after some chunks, and the session ended at once."""
@@ -332,10 +339,7 @@ def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chu
         cut(api, session, chunks)
         session.end()
         assert session.sequences() == [] and session.digests == [] and session.sampled_tokens == 0, number
-        deadline = time.monotonic() + 20
-        while session.in_flight and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert session.in_flight == 0, number
+        wait_until_idle(session)
 
 
 @pytest.mark.parametrize("read", [read_to_the_end, read_until_done])
@@ -508,9 +512,7 @@ def test_whole_answers_are_given_up_in_the_engine(api, speaker, ends):
     while len(speaker.aborted) == before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(speaker.aborted) == before + 1 and session.sequences() == []
-    while session.in_flight and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert session.in_flight == 0
+    wait_until_idle(session)
 
 
 def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):

@@ -128,10 +128,7 @@ def _start_reward_engine(
 
     if model.tensor_parallel_size > 1:
         key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
-        raise TrinityError(
-            f"{key}: a reward model runs on one GPU each: set it to 1",
-            key=key,
-        )
+        raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     longest = model.max_model_len or config.model.max_model_len

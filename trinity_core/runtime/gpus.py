@@ -131,9 +131,9 @@ class GpuLocks:
         Raises, and holds none, TrinityError if there are not as many, `TransientFault` if they are not free within
         `wait` seconds.
         """
-        announced = False
         if not wanted:  # a machine may have broken GPUs that nobody uses
             return
+        announced = False
         for _ in poll(wait, POLL_SECONDS):
             gpus = [self._tried(gpu, wanted) for gpu in look()]
             if not (why := refusal(gpus, wanted)):

@@ -148,7 +148,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
-        self.is_older = not POSITIONS.items() <= (read_json(_note(info.job_dir)) or {}).items()
+        self.is_older = not POSITIONS.items() <= _noted(info.job_dir).items()
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -224,7 +224,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         if self._system is not None:
             self._system.finish()
         for job_dir, run_id in self._begun.items():
-            if job_dir not in _held and (read_json(_note(job_dir)) or {}).get("ends") == self._ends:
+            if job_dir not in _held and _noted(job_dir).get("ends") == self._ends:
                 self._client.set_terminated(run_id, STATUS[outcome])
 
     def _watch_machine(self) -> SystemMetricsMonitor | None:
@@ -299,10 +299,10 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         """
         note = _note(job_dir)
         with one_at_a_time(note.with_name(".mlflow.lock"), LOCK_SECONDS):
-            return self._open_run_locked(note, job_dir, name, parent)
+            return self._open_run_locked(job_dir, name, parent)
 
-    def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
-        kept = read_json(note) or {}
+    def _open_run_locked(self, job_dir: Path, name: str, parent: str | None) -> str:
+        kept = _noted(job_dir)
         is_own = job_dir != self._info.job_dir or self._info.is_own(kept)
         if is_own and kept.get("uri") == self.uri and _has_run(self._client, job_dir, kept["run_id"]):
             self._client.set_tag(kept["run_id"], DESCRIPTION, description(job_dir))
@@ -371,7 +371,7 @@ def run_page(server: str, experiment: str, run: str) -> str:
 
 def served_run(job_dir: Path) -> str:
     """The charts of a job's run in the MLflow that `trinity up` serves; empty where that does not show it."""
-    note = read_json(_note(job_dir)) or {}
+    note = _noted(job_dir)
     server = mlflow_address(job_dir.parent.parent, note.get("uri", ""))
     return run_page(server, note["experiment_id"], note["run_id"]) if server else ""
 
@@ -380,8 +380,8 @@ def describe_runs(checkpoint_root_dir: Path) -> None:
     """Give the descriptions in the store beside the checkpoints, of runs and experiments, the addresses of
     `trinity up`."""
     uri = default_uri(checkpoint_root_dir)
-    kept = {note.parent.parent: read_json(note) or {} for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")}
-    kept = {job_dir: note for job_dir, note in kept.items() if note.get("uri") == uri}
+    job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
+    kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}
     if not kept or fault_of(uri, checkpoint_root_dir):
         return
     try:
@@ -407,7 +407,7 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
-    kept = read_json(_note(job_dir)) or {}
+    kept = _noted(job_dir)
     if not kept:
         return
     try:
@@ -432,12 +432,17 @@ def _has_run(client: MlflowClient, job_dir: Path, run_id: str) -> bool:
             raise
         return False
     began = Path(run.data.tags.get("job_dir", job_dir))
-    is_noted_there = os.access(_note(began), os.R_OK) and (read_json(_note(began)) or {}).get("run_id") == run_id
+    is_noted_there = os.access(_note(began), os.R_OK) and _noted(began).get("run_id") == run_id
     return run.info.lifecycle_stage == "active" and (not is_noted_there or began.samefile(job_dir))
 
 
 def _note(job_dir: Path) -> Path:
     return job_dir / "monitor" / "mlflow.json"
+
+
+def _noted(job_dir: Path) -> dict[str, Any]:
+    """What a job's folder says of its MLflow run; empty if nothing."""
+    return read_json(_note(job_dir)) or {}
 
 
 def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:

@@ -45,13 +45,15 @@ class Adapter:
 def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
 
-    Raises TrinityError without a GPU, and without bitsandbytes, for which another node was not asked before.
+    Raises TrinityError without a GPU, and without bitsandbytes: the check before a run looks at one machine alone.
     """
     key = "model.lora_configs[0].load_in_4bit"
     if device.type != "cuda":
         raise TrinityError(f"{key}: needs a GPU; on this machine leave it out", key=key)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise TrinityError(f"{key}: needs bitsandbytes on this node: pip install -r requirements/qlora.txt", key=key)
+        raise TrinityError(
+            f"{key}: needs bitsandbytes on this node: pip install --no-deps -r requirements/qlora.txt", key=key
+        )
     from transformers import BitsAndBytesConfig
 
     settings = BitsAndBytesConfig(

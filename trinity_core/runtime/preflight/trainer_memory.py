@@ -246,7 +246,12 @@ class TrainedModel:
     @property
     def reduced_at_once(self) -> int:
         """Gradients that ZeRO 1 to 3 reduces at a time, if no tensor is larger."""
-        return REDUCE_BUCKET if self.on_gpu else min(self.trained, AT_ONCE_ON_CPU)
+        return self.bucket_elements if self.on_gpu else min(self.trained, self.bucket_elements)
+
+    @property
+    def bucket_elements(self) -> int:
+        """Gradients for which the buffer has room, if it is allocated whole."""
+        return REDUCE_BUCKET if self.on_gpu else AT_ONCE_ON_CPU
 
     @property
     def bucket(self) -> int:
@@ -274,8 +279,7 @@ class TrainedModel:
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
         part = FLOAT * self.part * (not self.is_offloaded)
-        bucket = self.width * (REDUCE_BUCKET if self.on_gpu else AT_ONCE_ON_CPU)
-        taken = part + bucket if self.stage == 3 else 0
+        taken = part + self.width * self.bucket_elements if self.stage == 3 else 0
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def loaded(self) -> Need:
