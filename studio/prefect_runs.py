@@ -12,6 +12,7 @@ from tasks.prefect_api import api_client
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import OrchestrationResult
     from prefect.client.schemas.objects import FlowRun
 
 MOST_RUNS = 200
@@ -84,8 +85,8 @@ class PrefectRuns:
         with api_client(self._api_url) as client:
             state = client.read_flow_run(UUID(run)).state
             is_paused = state is not None and state.is_paused()  # Prefect would leave it paused (3.7.7)
-            now = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused).state
-        return now is None or not now.is_cancelled()
+            result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
+        return result.state is None or not result.state.is_cancelled()
 
     def retry(self, run: str) -> None:
         """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
