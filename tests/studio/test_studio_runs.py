@@ -19,7 +19,7 @@ from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.checkpoints.resume import claim, update_meta
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
@@ -260,6 +260,24 @@ def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
     assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("rft", "my.yaml", ("seed=1",))
     assert find_runs(tmp_path)[0].launch == Launch("", str(job / "monitor/config.yaml"))
+
+
+def test_a_run_in_a_fresh_folder_is_meant_itself(tmp_path: Path) -> None:
+    """With `continue_from_checkpoint: false` its name alone means the newest run, or a new one."""
+    for name in ("one", "one_20260101000000"):
+        claim(folder(tmp_path, name, outcome=RunOutcome.FAILED), "one", name)
+    [run] = [run for run in find_runs(tmp_path, [flow_run("one")]) if run.name == "p/one"]
+    assert side_launch(Action.EVALUATE, run).parameters["run"] == "one"
+    assert side_launch(Action.EVALUATE, run).command[-3:] == ["--run", "one", "seed=1"]
+    assert run.launch is not None
+    assert run.launch.command[2:] == ["my.yaml", "seed=1", "name=one", "continue_from_checkpoint=true"]
+
+
+def test_a_run_that_a_form_started_keeps_its_settings(tmp_path: Path) -> None:
+    filled = {"config": "my.yaml", "overrides": ["seed=1"], "lr": 1e-4, "total_steps": None, "model_path": "m"}
+    [run] = find_runs(tmp_path, [flow_run("one", parameters=filled)])
+    settings = ("seed=1", "algorithm.optimizer.lr=0.0001", "model.model_path=m")
+    assert run.launch == Launch("rft", "my.yaml", settings)
 
 
 def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:
