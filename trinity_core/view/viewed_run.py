@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,12 @@ class RunFolders(Mapping[str, ViewedRun]):
 
     def _opened(self, name: str, store: str | None) -> ViewedRun:
         return ViewedRun(self._checkpoints / name, store)
+
+
+def import_for_pages() -> None:
+    """Import what advantages and tokens need: seconds for which the first page would wait."""
+    for module in ("transformers.tokenization_utils_tokenizers", "trinity_core.training.update"):
+        import_module(module)
 
 
 def _has_something(folder: Path) -> bool:
