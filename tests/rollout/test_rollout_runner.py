@@ -16,6 +16,7 @@ from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
+from trinity_core.workflows.rollout_model import Completion
 
 
 class Scripted(Workflow):
@@ -137,6 +138,51 @@ def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
     assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
     assert [(outcome.retries, outcome.failed) for outcome in good] == [(0, False)] * 3
     assert hang.__name__ in caplog.text
+
+
+class Counting:
+    """A model whose answers are numbered from 1."""
+
+    def __init__(self):
+        self.sampled = 0
+
+    async def chat(self, messages, n=1, tools=None):
+        self.sampled += n
+        numbers = range(self.sampled - n + 1, self.sampled + 1)
+        ids = [np.array([number], np.int32) for number in numbers]
+        return [Completion(np.arange(2), one, np.zeros(1, np.float32), 0, "") for one in ids]
+
+
+def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
+    class Recorded(Workflow):
+        async def run(self):
+            await self.model.chat([], n=2)
+            await asyncio.sleep(0.5)
+            rows = self.model.extract_experience_from_history()
+            for row in rows:
+                row.reward = 1.0
+            return rows
+
+    class Blocking(Workflow):
+        async def run(self):
+            await asyncio.sleep(0.05)
+            time.sleep(3600)
+
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    monkeypatch.setitem(WORKFLOWS, "recorded", Recorded)
+    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
+    tasks = [
+        Task(0, {}, "set", "recorded", repeat_times=2, group="g"),
+        Task(1, {}, "set", "blocking", group="h"),
+    ]
+
+    async def main():
+        return await TaskRunner(Counting(), RewardPool(1), 8, 1.0, records=True).run(tasks)
+
+    good, bad = asyncio.run(main())
+    assert bad.failed and (good.failed, good.retries) == (False, 0)
+    assert [(one.run, int(one.tokens[-1])) for one in good.experiences] == [(0, 3), (1, 4)]
 
 
 def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
