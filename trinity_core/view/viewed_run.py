@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -129,8 +128,9 @@ class RunFolders(Mapping[str, ViewedRun]):
 
 def import_for_pages() -> None:
     """Import what advantages and tokens need: seconds for which the first page would wait."""
-    for module in ("transformers.tokenization_utils_tokenizers", "trinity_core.training.update"):
-        import_module(module)
+    import transformers.tokenization_utils_tokenizers as transformers  # noqa: F401
+
+    import trinity_core.training.update as update  # noqa: F401
 
 
 def _has_something(folder: Path) -> bool:
