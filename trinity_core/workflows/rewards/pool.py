@@ -152,9 +152,7 @@ class RewardPool:
         while not self._idle.empty():
             self._idle.get().kill()
 
-    def _begin(
-        self, name: str, items: Sequence[RewardItem]
-    ) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
+    def _begin(self, name: str, items: Sequence[RewardItem]) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
         """The rewards that need no worker, and a future for each of the others, by its index."""
         fast = FAST_PATHS.get(name)
         rewards: list[Reward | None] = [None] * len(items)
