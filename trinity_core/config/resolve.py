@@ -107,7 +107,7 @@ def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
     losses = registry_of("algorithm.policy_loss_fn")
     usual, loss = losses.get(known.policy_loss_fn), losses.get(parts["policy_loss_fn"])
     follows = usual is not None and loss is not None and known.loss_agg_mode == usual.loss_agg_mode
-    return loss.loss_agg_mode if follows else known.loss_agg_mode
+    return loss.loss_agg_mode if loss is not None and follows else known.loss_agg_mode
 
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
