@@ -60,7 +60,10 @@ def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_deleted_in_mlflow_has_not_failed(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_is_deleted_in_mlflow_has_not_failed(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder_module, "CLOSE_SECONDS", 2.0)
     info = RunInfo("p", "n", root / "p" / "n")
     writer = open_writer("mlflow", info, root)
     thread = ForwarderThread(Forwarder(info.job_dir, writer), seconds=0.01)

@@ -228,8 +228,8 @@ class ForwarderThread:
     def close(self, outcome: RunOutcome) -> None:
         """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
-        What a tracking system that is away, or refuses the run (somebody may have deleted it there), does not take then
-        is sent by the next start of the run: the training has not failed. Raises any other failure.
+        What a tracking system that is away, or in which somebody has deleted the run, does not take then is sent by the
+        next start of the run. Raises what another failure of the last attempt raises.
         """
         self._done.set()
         patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
@@ -242,10 +242,10 @@ class ForwarderThread:
                 self._forwarder.close(outcome)
                 return
             except self._faults as error:
+                if not is_away(error):
+                    raise
                 self._warn(error)
                 fault = error
-                if not is_away(error):
-                    break
         warn_unsent(fault, self._forwarder.job_dir)
 
     def _run(self) -> None:
