@@ -129,7 +129,8 @@ class RewardPool:
         rewards, waiting = self._begin(name, items)
         try:
             for index, future in waiting.items():
-                rewards[index] = await asyncio.wrap_future(future)
+                scored: Reward = await asyncio.wrap_future(future)
+                rewards[index] = scored
         finally:
             _cancel(waiting)
         return [reward for reward in rewards if reward is not None]
@@ -152,9 +153,7 @@ class RewardPool:
         while not self._idle.empty():
             self._idle.get().kill()
 
-    def _begin(
-        self, name: str, items: Sequence[RewardItem]
-    ) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
+    def _begin(self, name: str, items: Sequence[RewardItem]) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
         """The rewards that need no worker, and a future for each of the others, by its index."""
         fast = FAST_PATHS.get(name)
         rewards: list[Reward | None] = [None] * len(items)
