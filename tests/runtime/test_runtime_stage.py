@@ -23,7 +23,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
-from trinity_core.runlock import TRAINER, hold, release
+from trinity_core.runlock import TRAINER, hold, is_held, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
 from trinity_core.runtime.placement import Machine, place
@@ -202,8 +202,7 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
         with raising(TrinityError, key="model.model_path"):
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
         assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
-    for name in lock_names(config, PARTS):
-        release(config.job_dir, name)
+    assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folders: TinyFolders) -> None:
