@@ -496,6 +496,30 @@ def test_a_run_that_pushes_weights_resumes_before_its_first_push(config, engine,
     assert (summary["step"], summary["version"]) == (4, 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "steps"), [({}, 6), ({"train": 3}, 5), ({"train": 12}, 9), ({"repeat": 4}, 6)]
+)
+def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, changes, steps):
+    """The trainer is at step 3 of 6, the explorer one step ahead; then train steps take other numbers of tasks."""
+
+    def resized(total_steps, train=6, repeat=2):
+        sizes = {"total_steps": total_steps, "train_batch_size": train}
+        settings = config(
+            buffer=sizes, algorithm={"repeat_times": repeat}, synchronizer={"sync_style": "explorer_driven"}
+        )
+        publish(settings, 0)
+        return settings
+
+    asyncio.run(Explorer(resized(4), [engine]).run(explore))
+    with stored(config()) as store:
+        for step in (1, 2, 3):
+            assert store.lease(step, 6, step - 1)
+        store.commit(3)
+    for _ in range(2):
+        summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
+        assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", steps, steps)
+
+
 @pytest.mark.parametrize("store_first", [True, False])
 def test_it_starts_over_if_its_version_goes_while_it_loads(config, engine, store_first):
     """The trainer goes back to checkpoint 1; its store may not say so yet when version 2 is found to be gone."""

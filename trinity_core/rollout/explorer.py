@@ -109,7 +109,6 @@ class Explorer:
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
         store = self._open.store
-        self._trainer = await asyncio.to_thread(TrainerWatch, store, self.name, self.total_steps)
         async with present(store, self.name):
             while True:
                 try:
@@ -433,7 +432,8 @@ class Explorer:
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         stored = self._open.store.position(self.name)
-        self._steps.resume(stored.position, lambda: self._open.store.positions(self.name))
+        self._steps.resume(stored.position, lambda: self._open.store.positions(self.name), self._open.store.stats)
+        self._trainer = self._trainer or TrainerWatch(self._open.store, self.name, self.total_steps)
         position = stored.position or {}
         before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
         if before != stored.lineage:

@@ -93,7 +93,7 @@ class Tables:
     lease_groups: Table
     presence: Table
     """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all; whether an
-    explorer has left before its last step, and whether the trainer is about to begin again."""
+    explorer has left before its last step, and whether a member is about to begin again."""
 
 
 def tables(namespace: str) -> Tables:

@@ -261,7 +261,8 @@ class ExperienceStore:
     def begin(self, trainer: str, total_steps: int) -> None:
         """Record that the trainer begins, with its total number of steps; a trainer calls this after `rewind`.
 
-        If these are more than before, explorers that have finished count as unfinished until they say it again.
+        If these are more than before, explorers that have finished count as unfinished until they say it again, unless
+        they have begun with more steps already.
         """
         with self._database.write() as connection:
             presence.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
