@@ -496,9 +496,7 @@ def test_a_run_that_pushes_weights_resumes_before_its_first_push(config, engine,
     assert (summary["step"], summary["version"]) == (4, 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "steps"), [({}, 6), ({"train": 3}, 5), ({"train": 12}, 9), ({"repeat": 4}, 6)]
-)
+@pytest.mark.parametrize(("changes", "steps"), [({}, 6), ({"train": 3}, 5), ({"train": 12}, 9), ({"repeat": 4}, 6)])
 def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, changes, steps):
     """The trainer is at step 3 of 6, the explorer one step ahead; then train steps take other numbers of tasks."""
 

@@ -82,9 +82,7 @@ class StepSource(Protocol):
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
 
-    def resume(
-        self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]
-    ) -> None:  # fmt: skip
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         """Continue at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
 
         `positions` gives those of all steps so far, `stats` the state of the store.
@@ -158,9 +156,7 @@ class TaskSteps:
         assert self.taken is not None, "resume comes first"
         return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
-    def resume(
-        self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]
-    ) -> None:  # fmt: skip
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         """See `StepSource`. If train steps now take another number of tasks, those still to come are counted anew."""
         self.schedule.resume(position, positions)
         each = tasks_taken(self.config, self.schedule)
@@ -256,9 +252,7 @@ class ServedSteps:
         """See `StepSource`: also the sessions of the step, by which a restarted explorer knows that they are stored."""
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
-    def resume(
-        self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]
-    ) -> None:  # fmt: skip
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         stored = position or {}
         self._count = stored.get("served", 0)
         for session in self.served_sessions.resume(stored.get("sessions", ())):
