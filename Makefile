@@ -33,8 +33,9 @@ test: dev
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
 # Two processes share the tests: most of them wait for others to start. Their threads wait asleep, not in each other's way.
+# One that crashes fails its test, and is not replaced: xdist would run the same test again, up to nine times.
 tests:
-	MAKEFLAGS= OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	MAKEFLAGS= OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # What is made from the code and kept beside it; tests fail while it is stale.
 generated:

@@ -35,7 +35,7 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking.metrics_file import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
