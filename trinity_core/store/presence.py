@@ -81,8 +81,7 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
     rows = connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED))
     announced: dict[str, int] = dict(rows.tuples().all())
     if before is not None and before < total:
-        others = t.explorers.c.name.not_in(announced)
-        connection.execute(update(t.explorers).where(others).values(finished=False))
+        connection.execute(update(t.explorers).where(t.explorers.c.name.not_in(announced)).values(finished=False))
         others = and_(p.c.role == EXPLORER, p.c.name.not_in(announced))
         connection.execute(update(p).where(others).values(expected=True))
         connection.execute(delete(p).where(p.c.role == ANNOUNCED))
