@@ -76,7 +76,7 @@ class Explorer:
         self._step = 0
         self._lineage: int | None = None
         self._left: int | None = None
-        """The version to which the trainer went back, until the engines have weights of the new lineage."""
+        """The oldest version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
@@ -437,7 +437,8 @@ class Explorer:
         position = stored.position or {}
         before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
         if before != stored.lineage:
-            self.version, self._left = None, self._open.store.trainer().committed
+            back = self._open.store.went_back_to(before)
+            self.version, self._left = None, back if self._left is None else min(back, self._left)
         self._lineage, self._step = stored.lineage, stored.step
         self._evaluated = position.get("evaluated")
         self._open.operator_input.resume(stored.step)

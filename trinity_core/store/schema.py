@@ -51,6 +51,8 @@ BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
 """Of tables without an integer as their key: SQLite then writes one page for a row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
+REWIND = "rewind"
+"""Role of a row with the step that a rewind went back to; its name is the lineage that began then."""
 
 
 class State(IntEnum):

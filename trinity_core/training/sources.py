@@ -26,6 +26,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
+from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.presence import (
     SEEN_SECONDS,
     TRAINER,
@@ -250,7 +251,7 @@ class RolloutSource:
         """
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
-        self.store.rewind(step)
+        warn_of_lost(self.store.rewind(step))
         self.archive.rewind(step)
 
     def explorer_steps(self) -> dict[str, int]:
