@@ -358,8 +358,8 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if changed:
         raise DataError(
             f"the run cannot continue where it stopped, its rows would come in another order: {'; '.join(changed)}. "
-            "Set it back, or give the run another `name`. (Rejected rows are named in the log; a newer version may reject "
-            "rows that an older one took.)",
+            "Set it back, or give the run another `name`. (Rejected rows are named in the log; a newer version may "
+            "reject rows that an older one took.)",
             key=changed[0].partition(" was ")[0],
         )
 
