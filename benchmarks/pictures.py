@@ -46,6 +46,7 @@ def main() -> None:
         "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=5",
         "view_samples": f"/rollouts/#run={run}&tab=samples",
     }
+    options.out.mkdir(parents=True, exist_ok=True)
     checkpoints = str(options.checkpoints.absolute())
     command = [sys.executable, "-m", "studio", "--port", str(PORT), "--checkpoints", checkpoints]
     studio = subprocess.Popen(command, cwd=ROOT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, TypeAdapter, ValidationError, WithJsonSchema
@@ -11,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from tasks.main_settings import MAIN_SETTINGS
 from trinity_core.config.fields import setting_at
 from trinity_core.errors import TrinityError
 
@@ -68,15 +67,6 @@ Which = Annotated[
 
 NO_OVERRIDES: list[str] = []
 
-MAIN_SETTINGS = {
-    "algorithm_type": "algorithm.algorithm_type",
-    "lr": "algorithm.optimizer.lr",
-    "total_steps": "buffer.total_steps",
-    "batch_size": "buffer.batch_size",
-    "repeat_times": "algorithm.repeat_times",
-}
-"""Settings that a form shows as parameters of their own → their keys. An empty one is as in the file."""
-
 
 def _main(name: str, title: str) -> FieldInfo:
     """The form's field of a main setting, with the setting's own doc, bounds and names."""
@@ -104,13 +94,6 @@ LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]
 BatchSize = Annotated[int | None, _main("batch_size", "Batch size"), _Optional()]
 RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task"), _Optional()]
-
-
-def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
-    """The overrides, and one more for each main setting that is given; for the stage if one is named."""
-    prefix = f"stages.{stage}." if stage else ""
-    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
-    return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
 
 
 def check_which(which: str) -> None:

@@ -18,8 +18,8 @@ from flows.parameters import (
     RepeatTimes,
     StageName,
     TotalSteps,
-    with_main_settings,
 )
+from tasks.main_settings import with_main_settings
 from tasks.retries import RETRIES, RETRY_DELAY
 
 

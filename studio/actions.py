@@ -88,9 +88,8 @@ def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
 
 def _cancel(run: Run, settings: StudioSettings) -> str:
     if deployed := _deployed(run, Action.CANCEL):
-        begun = [seen for seen in deployed if PREFECT_STATES.get(seen.kind) is not RunState.WAITING]
-        for seen in deployed:
-            PrefectRuns(settings.api_url).cancel(seen.id, seen in begun)
+        runs = PrefectRuns(settings.api_url)
+        begun = [seen for seen in deployed if runs.cancel(seen.id)]
         if not begun:
             return "The run will not begin."
     elif (pid := _own_process(run)) is not None:

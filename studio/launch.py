@@ -39,11 +39,15 @@ class Launch:
     """The checkpoints that `evaluate` scores."""
     checkpoint_dir: str = ""
     """The folder in which `convert` looks for checkpoints."""
+    run: str = ""
+    """The name of a run in a fresh folder: that one is scored or resumed, and not the newest one or another."""
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters of a deployment's run."""
-        more = {"stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir}
+        more = {
+            "stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir, "run": self.run,
+        }  # fmt: skip
         filled = {name: value for name, value in more.items() if value}
         return {"config": self.config, "overrides": list(self.overrides), **filled}
 
@@ -53,8 +57,9 @@ class Launch:
         if self.flow == "convert":
             return ["convert", "--checkpoint-dir", self.checkpoint_dir]
         if self.flow != "evaluate":
-            return ["run", "--config", self.config, *self.overrides]
-        options = {"--which": self.which, "--stage": self.stage}
+            same = [f"name={self.run}", "continue_from_checkpoint=true"] if self.run and not self.stage else []
+            return ["run", "--config", self.config, *self.overrides, *same]
+        options = {"--which": self.which, "--stage": self.stage, "--run": self.run}
         words = [word for name, value in options.items() if value for word in (name, value)]
         return ["evaluate", "--config", self.config, *words, *self.overrides]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import Timer
 
 import streamlit as st
 
@@ -12,8 +13,11 @@ from studio.config_page import config_page
 from studio.runs_page import runs_page
 from studio.settings import studio_settings
 from trinity_core.plugins import load_plugins
+from trinity_core.view.viewed_run import import_for_pages
 
 GIVEN = "given token"
+IDLE_SECONDS = 3.0
+"""From the first page until packages are imported for others, which slows down all that is drawn meanwhile."""
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
@@ -52,6 +56,13 @@ def main() -> None:
         default=True,
     )
     st.navigation([configuration, runs], position="top").run()
+    prepare_rollouts()
+
+
+@st.cache_resource
+def prepare_rollouts() -> None:
+    """Import what the first page of rollouts would wait for, once the first page of all has been drawn."""
+    Timer(IDLE_SECONDS, import_for_pages).start()
 
 
 def admitted(token: str) -> bool:

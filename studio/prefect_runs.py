@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from tasks.prefect_api import api_client
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import OrchestrationResult
     from prefect.client.schemas.objects import FlowRun
 
 MOST_RUNS = 200
@@ -69,29 +71,29 @@ class PrefectRuns:
 
     def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
         """Schedule a run of a deployment at once; its id."""
-        from uuid import UUID
-
         with api_client(self._api_url) as client:
             run = client.create_flow_run_from_deployment(UUID(deployment), name=name, parameters=dict(parameters))
         return str(run.id)
 
-    def cancel(self, run: str, begun: bool) -> None:
-        """Ask for the end of a run: training saves at its next step boundary. One that has not begun never does."""
-        from prefect.states import Cancelled, Cancelling
+    def cancel(self, run: str) -> bool:
+        """Ask for the end of a run: training saves at its next step boundary. False if the run never begins.
 
-        self._set(run, Cancelling() if begun else Cancelled(message="Cancelled in Studio"))
+        Prefect decides that: a run that a worker has taken has a process, even before it begins or between attempts.
+        """
+        from prefect.states import Cancelling
+
+        with api_client(self._api_url) as client:
+            state = client.read_flow_run(UUID(run)).state
+            is_paused = state is not None and state.is_paused()  # Prefect would leave it paused (3.7.7)
+            result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
+        return result.state is None or not result.state.is_cancelled()
 
     def retry(self, run: str) -> None:
         """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
         from prefect.states import Scheduled
 
-        self._set(run, Scheduled(message="Retried in Studio"))
-
-    def _set(self, run: str, state: Any) -> None:
-        from uuid import UUID
-
         with api_client(self._api_url) as client:
-            client.set_flow_run_state(UUID(run), state, force=True)
+            client.set_flow_run_state(UUID(run), Scheduled(message="Retried in Studio"), force=True)
 
 
 def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:

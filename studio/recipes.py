@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -46,11 +47,13 @@ class Recipe:
 
 def recipes() -> list[Recipe]:
     """All recipes: the quick start, those that need no GPU, the others."""
-    listed = [_recipe(file) for file in sorted((project_files() / "configs").glob("*/[!.]*.yaml"))]
+    files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
+    listed = [_recipe(file, file.stat().st_mtime_ns) for file in files]
     return sorted(listed, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
 
 
-def _recipe(file: Path) -> Recipe:
+@lru_cache(maxsize=256)
+def _recipe(file: Path, _changed: int) -> Recipe:
     text = HEADER.sub("", file.read_text(encoding="utf-8"))
     comment = COMMENT.match(text)
     lines = (comment[1] if comment else "").splitlines()

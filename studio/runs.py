@@ -14,7 +14,8 @@ from typing import Any
 from studio.curves import Curves, curves_of
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
-from trinity_core.checkpoints.resume import read_meta, whole_steps
+from tasks.main_settings import MAIN_SETTINGS, with_main_settings
+from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
 from trinity_core.config.public import MASK
@@ -114,11 +115,17 @@ class Run:
         None if that has no configuration, or one whose secrets are masked.
         """
         parameters = self.flow_run.parameters if self.flow_run is not None else {}
+        run = self.folder.name if self.folder is not None and (self.folder / CLAIM).exists() else ""
         if isinstance(file := parameters.get("config"), str) and file:
-            return Launch(self.flow, file, tuple(parameters.get("overrides") or ()), str(parameters.get("stage") or ""))
+            stage = str(parameters.get("stage") or "")
+            main_settings = {name: parameters.get(name) for name in MAIN_SETTINGS}
+            overrides = with_main_settings(parameters.get("overrides") or (), stage, **main_settings)
+            if (model := parameters.get("model_path")) and not stage:  # a stage begins with the one before
+                overrides.append(f"model.model_path={model}")
+            return Launch(self.flow, file, tuple(overrides), stage, run=run)
         if self.folder is None or not self.files.config or MASK in str(self.files.config):
             return None
-        return Launch(self.flow, str(config_path(self.folder)))
+        return Launch(self.flow, str(config_path(self.folder)), run=run)
 
     @property
     def is_part(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.exceptions import FlowPauseTimeout
+from prefect.exceptions import Abort, FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
@@ -56,7 +57,8 @@ def ask(stage: Stage) -> bool:
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:
-        form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS)
+        # Prefect's own key is the same in each attempt: a later one would not pause, but take the earlier one's answer.
+        form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS, key=uuid4().hex)
         rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
         _set_running()
@@ -73,8 +75,14 @@ def ask(stage: Stage) -> bool:
 
 
 def _set_running() -> None:
-    """Set the run to Running: after a pause has timed out, Prefect would only let it fail."""
+    """Set the run to Running: after a pause has timed out, Prefect would only let it fail.
+
+    Raises Abort, which ends the run in its present state, if it was cancelled during the pause.
+    """
     with get_client(sync_client=True) as client:
+        state = client.read_flow_run(flow_run.id).state
+        if state is not None and (state.is_cancelled() or state.is_cancelling()):
+            raise Abort("The run was cancelled while it waited for a person")
         client.set_flow_run_state(flow_run.id, Running(), force=True)
 
 

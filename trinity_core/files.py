@@ -162,14 +162,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder so that no reader sees half of it: it first takes a temporary name. Missing is fine."""
+    """Delete a folder so that no reader sees half of it: it first takes a temporary name. Missing is fine, and so is
+    what another process deletes within it meanwhile."""
+
+    def ignore_missing(_function: Any, _path: str, error: Any) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
     temporary = temporary_sibling(path)
     with clear_errors("removing", path):
         try:
             path.rename(temporary)
         except FileNotFoundError:
             return
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, onerror=ignore_missing)
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> list[Path]:

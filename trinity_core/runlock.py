@@ -35,7 +35,7 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     `wait` is for a holder that is known to be ending; if it has not ended after so many seconds, TransientFault is
     raised, because another attempt may find it gone.
     """
-    path = _path(job_dir, component)
+    path = lock_path(job_dir, component)
     if path in _held:
         return
     lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
@@ -61,9 +61,19 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
 
 def release(job_dir: Path, component: str) -> None:
     """Let others run that component; nothing happens if this process does not hold it."""
-    lock = _held.pop(_path(job_dir, component), None)
+    lock = _held.pop(lock_path(job_dir, component), None)
     if lock is not None:
         lock.release()
+
+
+@contextmanager
+def held(job_dir: Path, component: str) -> Iterator[None]:
+    """`hold` within a `with` block."""
+    hold(job_dir, component)
+    try:
+        yield
+    finally:
+        release(job_dir, component)
 
 
 @contextmanager
@@ -88,7 +98,7 @@ def one_at_a_time(path: Path, seconds: float = LINGER_SECONDS, poll: float = POL
 
 def is_held(job_dir: Path, component: str) -> bool:
     """True if this process or another one holds it."""
-    path = _path(job_dir, component)
+    path = lock_path(job_dir, component)
     if path in _held or not path.exists():
         return path in _held
     try:
@@ -115,5 +125,6 @@ def _lock(path: Path, poll: float = POLL_SECONDS) -> FileLock:
     return FileLock(path, timeout=0, poll_interval=poll, thread_local=False, fallback_to_soft=False)
 
 
-def _path(job_dir: Path, component: str) -> Path:
+def lock_path(job_dir: Path, component: str) -> Path:
+    """The lock file of a component of the run in `job_dir`."""
     return job_dir.absolute() / f".{component}.lock"

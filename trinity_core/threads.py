@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread, get_ident
+from threading import Thread, get_ident, local
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from trinity_core.waits import is_readable
@@ -50,7 +50,8 @@ def interrupt(thread_id: int) -> None:
 
 
 class InterruptibleThreads(DaemonThreads):
-    """Daemon threads whose calls can be cancelled while they run: they are interrupted."""
+    """Daemon threads whose calls can be cancelled while they run: they are interrupted, and what they wait for in
+    `tied` futures is cancelled."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn` in a new thread."""
@@ -58,6 +59,7 @@ class InterruptibleThreads(DaemonThreads):
 
         def call() -> T:
             future.thread_id = get_ident()
+            _thread.call = future
             return fn(*args, **kwargs)
 
         Thread(target=_answer, args=(future, call, (), {}), name=self.name, daemon=True).start()
@@ -66,11 +68,42 @@ class InterruptibleThreads(DaemonThreads):
 
 class _InterruptibleFuture(Future[T]):
     thread_id: int | None = None
+    interrupted = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied: set[Future[Any]] = set()
 
     def cancel(self) -> bool:
         if not super().cancel() and not self.done() and self.thread_id is not None:
+            self.interrupted = True
             interrupt(self.thread_id)
+            for future in self.tied.copy():
+                future.cancel()
         return self.cancelled()
+
+
+_thread = local()
+"""`call`: the future of the call that a thread of `InterruptibleThreads` runs."""
+
+
+def tied(future: Future[T]) -> Future[T]:
+    """The same future, which is cancelled with the call of `InterruptibleThreads` that this thread runs, if any.
+
+    A thread that waits in `Future.result` cannot be interrupted, and would leave what it waits for running.
+    """
+    call: _InterruptibleFuture[Any] | None = getattr(_thread, "call", None)
+    if call is not None:
+        call.tied.add(future)
+        future.add_done_callback(call.tied.discard)
+        if call.interrupted:
+            future.cancel()
+    return future
+
+
+def call_in(loop: Loop, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in the event loop of another thread; its result. It is `tied` to the call that this thread runs."""
+    return tied(asyncio.run_coroutine_threadsafe(work, loop)).result()
 
 
 def _answer(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -203,7 +203,7 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again:
                 say(f"The run {run.name} continued without Prefect's server.")
                 continue
             mark_ended(client, [run], "Crashed", "Killed before `trinity up` started Prefect again")
-            begun = again and run.state is not None and run.state.is_running()
+            begun = again and run.state is not None and (run.state.is_running() or run.state.is_paused())
             resumes = "It is restarted and" if begun else f"`prefect flow-run retry {run.id}`"
             say(f"The run {run.name} was killed. {resumes} resumes from its checkpoint.")
 

@@ -29,9 +29,10 @@ CLOCK_SECONDS = 2.0
 TAKEN: dict[str, Any] = {
     "operator": "or_",
     "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
-    "name": {"any_": ["AwaitingRetry"]},
+    "name": {"any_": ["AwaitingRetry", "Paused"]},
 }
-"""States of a run that a worker has taken. Between two attempts it is scheduled, but its process still exists."""
+"""States of a run that a worker has taken and whose process exists: also when it is paused (but not suspended) and,
+between two attempts, scheduled."""
 
 
 def worker_name(root: Path) -> str:

@@ -142,6 +142,7 @@ TABLE = [
     mistake("unknown-argument", "algorithm.loss_agg_mode_args.normalizer=1"),
     mistake("unknown-argument", "algorithm.rollout_correction_args.cpa=1", suggestion="cap"),
     mistake("conflict", "algorithm.repeat_times=1"),
+    mistake("conflict", "algorithm.policy_loss_fn=dpo"),
     mistake("out-of-range", "algorithm.repeat_times=0"),
     mistake("wrong-type", "algorithm.repeat_times=eight"),
     mistake("out-of-range", "buffer.batch_size=1" + "0" * 350),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.config import Config, config_from_dict, resolve, store_url, train_settings
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.source import merge
@@ -78,6 +79,23 @@ def test_arguments_are_laid_over_the_algorithms() -> None:
 def test_a_replaced_part_starts_from_its_own_arguments() -> None:
     algorithm = made("algorithm.policy_loss_fn=gspo").algorithm
     assert algorithm.policy_loss_fn_args == {}
+
+
+def test_a_replaced_loss_brings_its_own_aggregation() -> None:
+    """Unless the user, or the algorithm for a reason other than its loss, has chosen one."""
+
+    @policy_loss("of_tests", loss_agg_mode="seq-mean-token-sum")
+    def of_tests(logprobs: Any, mask: Any) -> Any: ...
+
+    assert made("algorithm.policy_loss_fn=of_tests").algorithm.loss_agg_mode == "seq-mean-token-sum"
+    assert made("algorithm.policy_loss_fn=gspo").algorithm.loss_agg_mode == "seq-mean-token-mean"
+    replaced = ("algorithm.algorithm_type=gspo", "algorithm.policy_loss_fn=ppo")
+    assert made(*replaced).algorithm.loss_agg_mode == "token-mean"
+    assert made("algorithm.policy_loss_fn=gspo", "algorithm.loss_agg_mode=token-mean").algorithm.loss_agg_mode == (
+        "token-mean"
+    )
+    normalised = ("algorithm.algorithm_type=dr_grpo", "algorithm.policy_loss_fn=cispo")
+    assert made(*normalised).algorithm.loss_agg_mode == "seq-mean-token-sum-norm"
 
 
 def test_arguments_of_parts_have_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,6 @@ REFUSED = [
             ("algorithm_type: grpo, rollout_correction: {rollout_is: token}", "leave rollout_correction out"),
             ("algorithm_type: grpo, loss_agg_mode: seq-mean-token-sum", "token-mean"),
             ("algorithm_type: grpo, policy_loss_fn_args: {loss_agg_mode: seq-mean-token-mean}", "token-mean"),
-            ("algorithm_type: gspo", "token-mean"),
         )
     ),
     (

@@ -406,6 +406,11 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "policy_loss_fn", "gmpo"),
+        *(
+            (f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}", "loss_agg_mode", "seq-mean-token-mean")
+            for mode in ("gspo", "geo_mean", "sapo")
+        ),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "loss_agg_mode", "token-mean"),
         ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_loss_fn", "default"),
         ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse", "kl_loss_fn", "k2"),
         ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "loss_agg_mode", "seq-mean-token-sum"),

@@ -50,6 +50,9 @@ class Explorer:
             marker = self.config.job_dir / "explorer_died"
             if self.fault == "explorer" and step == 3 and not marker.exists():
                 marker.touch()
+                async with asyncio.timeout(60):
+                    while not (self.config.job_dir / "attempts.jsonl").exists():  # the trainer has yet to begin
+                        await asyncio.sleep(0.05)
                 os._exit(1)
             metrics.write(step, {"reward/mean": step / STEPS})
             save_rollouts(self.config.job_dir, "explorer", step, [SampledRollout("1+1?", "2", 1.0)])

@@ -27,7 +27,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
     from prefect import flow, task
-    from prefect.states import Cancelled, Completed, Pending, Running
+    from prefect.states import AwaitingRetry, Cancelled, Completed, Paused, Pending, Running
 
     def nothing() -> None: ...
 
@@ -57,14 +57,19 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         assert by_flow["studio_sft"].tags == {"project": "studio", "name": "one_sft", "stage": "sft"}
         assert {run.name for run in find_runs(tmp_path, seen)} == {"studio/one", "studio/one_sft"}
 
-        runs.cancel(started, begun=True)
+        assert runs.cancel(started)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
         client.set_flow_run_state(UUID(started), Cancelled(), force=True)
         runs.retry(started)
         again = next(run for run in runs.recent() if run.id == started)
         assert find_runs(tmp_path, [again])[0].state is RunState.WAITING
-        runs.cancel(started, begun=False)
+        assert not runs.cancel(started)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
+        for state in (Pending(), AwaitingRetry(), Paused(timeout_seconds=60)):
+            client.set_flow_run_state(UUID(started), state, force=True)
+            client.update_flow_run(UUID(started), infrastructure_pid="1")
+            assert runs.cancel(started), "it has a process"
+            assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
         client.set_flow_run_state(part.id, Completed(), force=True)
 
 

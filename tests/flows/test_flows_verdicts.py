@@ -189,11 +189,14 @@ def test_answers_stand_beside_their_verdicts(config) -> None:
 def paused_run() -> tuple[str, dict[str, Any]]:
     """Wait for a paused run; its id and its form."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
     from prefect.exceptions import PrefectHTTPStatusError
 
-    paused = FlowRunFilter(state={"type": {"any_": ["PAUSED"]}})
+    paused = {
+        "flow_filter": FlowFilter(name={"any_": ["judged"]}),  # other tests share the API
+        "flow_run_filter": FlowRunFilter(state={"type": {"any_": ["PAUSED"]}}),
+    }
 
     def found(look: Callable[[], Any], lacking: str) -> Any:
         deadline = time.monotonic() + 60
@@ -210,7 +213,7 @@ def paused_run() -> tuple[str, dict[str, Any]]:
             return None
 
     with get_client(sync_client=True) as client:
-        [run] = found(lambda: client.read_flow_runs(flow_run_filter=paused), "the flow does not pause")
+        [run] = found(lambda: client.read_flow_runs(**paused), "the flow does not pause")
         return str(run.id), found(lambda: form_of(run), "the paused flow has no form")
 
 
@@ -260,3 +263,53 @@ def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monke
     state = asking(short.with_values({f"{VERDICTS}.on_timeout": "continue"}))(return_state=True)
     assert state.is_completed()
     assert answers_of(state.result().config, "preferences")[0] == ["It is 4.<|im_end|>", "<b>4</b><|im_end|>"]
+
+
+@pytest.mark.slow
+def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
+    """The pause and the answer of an earlier attempt do not count."""
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+
+    from studio.prefect_runs import PrefectRuns
+
+    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+
+    def answer() -> None:
+        run, _ = paused_run()
+        with get_client(sync_client=True) as client:
+            client.resume_flow_run(run, run_input={"answer_1a": "drop", "answer_1c": "keep"})
+
+    failed = asking(config.with_values({f"{VERDICTS}.timeout": 1.0}))(return_state=True)
+    run = failed.state_details.flow_run_id
+    with get_client(sync_client=True) as client, ThreadPoolExecutor() as threads:
+        PrefectRuns(prefect_api).retry(str(run))
+        person = threads.submit(copy_context().run, answer)
+        flow = asking(config.with_values({f"{VERDICTS}.timeout": 60.0}))
+        state = run_flow(flow, flow_run=client.read_flow_run(run), return_type="state")
+        person.result(60)
+    assert failed.is_failed()
+    assert answers_of(state.result().config, "preferences") == [["It is 5.<|im_end|>", "It is 4.<|im_end|>"]]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefect_api, monkeypatch) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import Abort
+
+    from studio.prefect_runs import PrefectRuns
+
+    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+
+    def cancel() -> str:
+        run, _ = paused_run()
+        assert PrefectRuns(prefect_api).cancel(run)
+        return run
+
+    flow = asking(config.with_values({f"{VERDICTS}.timeout": 8.0, f"{VERDICTS}.on_timeout": "continue"}))
+    with ThreadPoolExecutor() as threads:
+        person = threads.submit(copy_context().run, cancel)
+        with pytest.raises(Abort):
+            flow()
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(person.result(60)).state.is_cancelling()

@@ -8,6 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from pyarrow import parquet
 from raising import raising
 
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
+from trinity_core.errors import DataError, InputError, TransientFault
 from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator, TaskPipeline, curate
 from trinity_core.runlock import hold, release
 
@@ -264,7 +267,7 @@ def test_same_pipeline_is_not_run_twice(tmp_path: Path, plugin: Any) -> None:
     assert calls == ["a", "b"]
 
 
-def test_two_processes_do_not_make_one_data_set(tmp_path: Path) -> None:
+def test_two_processes_do_not_make_one_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))])
     name = curate(pipeline, tmp_path / "elsewhere").fingerprint
     folder = tmp_path / "out" / name
@@ -279,10 +282,36 @@ def test_two_processes_do_not_make_one_data_set(tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(TrinityError, match="already going on"):
+        with monkeypatch.context() as impatient, pytest.raises(TransientFault):
+            impatient.setattr("trinity_core.pipelines.tasks.curation.WAIT_SECONDS", 0.2)
             curate(pipeline, tmp_path / "out")
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(curate, pipeline, tmp_path / "out")
+            holder.communicate("\n", timeout=30)
+            assert waiting.result(30).rows == 1
     finally:
-        holder.communicate("\n", timeout=30)
+        holder.kill()
+
+
+def test_explorers_in_one_process_share_a_data_set(plugin, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The parts of `rft_async` are its threads."""
+    begun, calls = threading.Event(), []
+
+    class Slow(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            calls.append(row["question"])
+            begun.set()
+            time.sleep(0.002)
+            return [row]
+
+    questions = [f"q{number}" for number in range(200)]
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", asked(*questions))], [operator(plugin("slow", Slow))])
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(curate, pipeline, tmp_path / "out")
+        assert begun.wait(30)
+        second = threads.submit(curate, pipeline, tmp_path / "out")
+        assert first.result(60) == second.result(60)
+    assert calls == questions
 
 
 KILLED = """

@@ -8,14 +8,24 @@ import time
 
 import numpy as np
 import pytest
+from rollout.fakes import FakeEngine
 
+from trinity_core.compat import workflow as compat
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, RewardError, TransientFault
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
-from trinity_core.rollout.workflow_loops import WorkflowTimeout
+from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
+from trinity_core.workflows.rollout_model import Completion
+
+ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 
 
 class Scripted(Workflow):
@@ -139,6 +149,51 @@ def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
     assert hang.__name__ in caplog.text
 
 
+class Counting:
+    """A model whose answers are numbered from 1."""
+
+    def __init__(self):
+        self.sampled = 0
+
+    async def chat(self, messages, n=1, tools=None):
+        self.sampled += n
+        numbers = range(self.sampled - n + 1, self.sampled + 1)
+        ids = [np.array([number], np.int32) for number in numbers]
+        return [Completion(np.arange(2), one, np.zeros(1, np.float32), 0, "") for one in ids]
+
+
+def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
+    class Recorded(Workflow):
+        async def run(self):
+            await self.model.chat([], n=2)
+            await asyncio.sleep(0.5)
+            rows = self.model.extract_experience_from_history()
+            for row in rows:
+                row.reward = 1.0
+            return rows
+
+    class Blocking(Workflow):
+        async def run(self):
+            await asyncio.sleep(0.05)
+            time.sleep(3600)
+
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    monkeypatch.setitem(WORKFLOWS, "recorded", Recorded)
+    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
+    tasks = [
+        Task(0, {}, "set", "recorded", repeat_times=2, group="g"),
+        Task(1, {}, "set", "blocking", group="h"),
+    ]
+
+    async def main():
+        return await TaskRunner(Counting(), RewardPool(1), 8, 1.0, records=True).run(tasks)
+
+    good, bad = asyncio.run(main())
+    assert bad.failed and (good.failed, good.retries) == (False, 0)
+    assert [(one.run, int(one.tokens[-1])) for one in good.experiences] == [(0, 3), (1, 4)]
+
+
 def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
     class Plain(Scripted):
         def run(self):
@@ -151,6 +206,45 @@ def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
     while any(thread.name == "workflow" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class AsksPlain(Workflow):
+    def run(self):
+        return self.model.chat_sync(ASK)
+
+
+class AsksPorted(compat.Workflow):
+    def run(self):
+        return self.model.chat(ASK)
+
+
+class AsksPortedAsync(compat.Workflow):
+    is_async = True
+
+    async def run_async(self):
+        return await self.model.chat_async(ASK)
+
+
+@pytest.mark.parametrize("kind", [AsksPlain, AsksPorted, AsksPortedAsync])
+def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch, tiny_folder):
+    monkeypatch.setitem(WORKFLOWS, "asks", kind)
+    engine = FakeEngine(seconds=600)
+    encoder = ChatEncoder(load_tokenizer(str(tiny_folder), False))
+
+    async def main():
+        pool, loops = EnginePool([engine], "model"), WorkflowLoops()
+        await pool.start()
+        model = EngineModel(pool, encoder, Limits(64, 48, 8, Sampling(8)), outside=loops.outside)
+        runner = TaskRunner(model, RewardPool(1), 4, 1.0, max_retries=1, loops=loops)
+        outcomes = await runner.run([Task(i, {}, "set", "asks", group=f"g{i}") for i in range(2)])
+        async with asyncio.timeout(10):
+            while len(engine.aborted) < 4 or any(thread.name == "workflow" for thread in threading.enumerate()):
+                await asyncio.sleep(0.01)
+        loops.close()
+        return outcomes
+
+    assert [(type(one.error), one.retries) for one in asyncio.run(main())] == [(WorkflowTimeout, 1)] * 2
+    assert len(engine.aborted) == 4
 
 
 @pytest.mark.parametrize("given", [None, SystemExit(3), KeyboardInterrupt()])

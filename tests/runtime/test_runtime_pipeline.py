@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.lock_holders import other_process
 
 from flows.quickstart import claim
+from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
@@ -35,7 +38,11 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
         if model_path:
             part = start_from(part, model_path)
         numbers = {"score": 0.5, "scores": {}, "step": 3, "seconds": 1.0}
-        folders = {"hf_dir": f"{part.job_dir}/model", "checkpoint_dir": str(part.job_dir)}
+        model = JobLayout(part.job_dir).huggingface(3)
+        model.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (model / name).write_text("{}")
+        folders = {"hf_dir": str(model), "checkpoint_dir": str(JobLayout(part.job_dir).step(3))}
         summaries.append({"made_from": made_from(part), **numbers, **folders})
         write_summary(part, summaries[-1])
         model_path = summaries[-1]["hf_dir"]
@@ -85,6 +92,46 @@ def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     changed = loaded(tmp_path)
     changed[1] = changed[1].with_values({"buffer.total_steps": 500})
     assert finished(changed) == [first, None]
+
+
+def test_stages_of_a_moved_pipeline_stay_done(tmp_path: Path) -> None:
+    run_all(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    done = finished(loaded(tmp_path / "new"))
+    folders = [str(JobLayout(part.job_dir).huggingface(3)) for part in loaded(tmp_path / "new")]
+    assert [summary["hf_dir"] for summary in done if summary] == folders
+    assert finished(loaded(tmp_path / "new", "seed=7")) == [None, None]
+
+
+def test_a_stage_whose_model_is_gone_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Hugging Face folder alone is made again from the checkpoint."""
+    summaries = run_all(tmp_path)
+    layout = JobLayout(loaded(tmp_path)[0].job_dir)
+    shutil.rmtree(layout.huggingface(3))
+    write_manifest(layout.step(3), 3)
+    made: list[str] = []
+
+    def convert(config: Config, step: int) -> Path:
+        made.append(config.name)
+        return JobLayout(config.job_dir).huggingface(step)
+
+    monkeypatch.setattr(pipeline, "huggingface_folder", convert)
+    assert finished(loaded(tmp_path)) == summaries and layout.root.name in made
+    shutil.rmtree(layout.step(3))
+    assert finished(loaded(tmp_path)) == [None, None]
+
+
+def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
+    config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"])
+    other = other_process(config, "pipeline")
+    before = sorted(config.job_dir.iterdir())
+    try:
+        with pytest.raises(TrinityError, match=f"already going on.*process {other.pid} "):
+            driver.run_pipeline(config)
+        assert sorted(config.job_dir.iterdir()) == before
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.checkpoints.resume import claim, update_meta
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
@@ -220,15 +220,15 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trainer and explorer share the run's name; a retry of one of them alone would leave the other out."""
-    asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append((run, begun)))
+    asked: list[str] = []
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run: asked.append(run))
     kinds = {"explorer": "SCHEDULED", "trainer": "RUNNING"}
     parts = [flow_run("one", kind, id=name, deployment=name) for name, kind in kinds.items()]
     over = flow_run("one", "CRASHED", id="earlier", deployment="trainer")
     folder(tmp_path / "going", "one", mode="train")
     [run] = find_runs(tmp_path / "going", [*parts, over])
     perform(Action.CANCEL, run, studio_settings([]))
-    assert asked == [("explorer", False), ("trainer", True)], "only one has a process that saves"
+    assert asked == ["explorer", "trainer"]
     folder(tmp_path / "done", "one", outcome=RunOutcome.FAILED, mode="train")
     failed = [replace(part, kind="FAILED") for part in parts]
     [run] = find_runs(tmp_path / "done", failed)
@@ -241,7 +241,7 @@ def test_parts_that_were_deployed_one_by_one_are_cancelled_together(
 def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's run through Prefect, a command's by a signal to its process."""
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run, begun: asked.append(("cancel", run)))
+    monkeypatch.setattr(PrefectRuns, "cancel", lambda self, run: asked.append(("cancel", run)))
     monkeypatch.setattr(PrefectRuns, "retry", lambda self, run: asked.append(("retry", run)))
     monkeypatch.setattr("os.kill", lambda *arguments: asked.append(arguments))
     settings, job = studio_settings([]), folder(tmp_path, "one")
@@ -260,6 +260,24 @@ def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
     assert find_runs(tmp_path, [flow_run("one")])[0].launch == Launch("rft", "my.yaml", ("seed=1",))
     assert find_runs(tmp_path)[0].launch == Launch("", str(job / "monitor/config.yaml"))
+
+
+def test_a_run_in_a_fresh_folder_is_meant_itself(tmp_path: Path) -> None:
+    """With `continue_from_checkpoint: false` its name alone means the newest run, or a new one."""
+    for name in ("one", "one_20260101000000"):
+        claim(folder(tmp_path, name, outcome=RunOutcome.FAILED), "one", name)
+    [run] = [run for run in find_runs(tmp_path, [flow_run("one")]) if run.name == "p/one"]
+    assert side_launch(Action.EVALUATE, run).parameters["run"] == "one"
+    assert side_launch(Action.EVALUATE, run).command[-3:] == ["--run", "one", "seed=1"]
+    assert run.launch is not None
+    assert run.launch.command[2:] == ["my.yaml", "seed=1", "name=one", "continue_from_checkpoint=true"]
+
+
+def test_a_run_that_a_form_started_keeps_its_settings(tmp_path: Path) -> None:
+    filled = {"config": "my.yaml", "overrides": ["seed=1"], "lr": 1e-4, "total_steps": None, "model_path": "m"}
+    [run] = find_runs(tmp_path, [flow_run("one", parameters=filled)])
+    settings = ("seed=1", "algorithm.optimizer.lr=0.0001", "model.model_path=m")
+    assert run.launch == Launch("rft", "my.yaml", settings)
 
 
 def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:

@@ -337,6 +337,18 @@ def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
     assert len(added) == len(odd)
 
 
+def test_mlflow_takes_settings_with_any_name(root: Path) -> None:
+    """Arguments of rewards and workflows have the user's keys."""
+    args = {"len<512": 0.5, "http://host": 1, "a?": 2, "a!": 3, "x" * 300: 4}
+    writer = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n", {"args": args}), root)
+    params = mlflow_client(root).get_run(writer.run_id).data.params  # type: ignore[attr-defined]
+    assert sorted(params.values()) == ["0.5", "1", "2", "3", "4"]
+    assert params["args.len_lt_512"] == "0.5" and params["args.http:/_/host"] == "1"
+    open_writer("mlflow", RunInfo("p", "n", root / "p" / "n", {"args": args | {"a!": 5}}), root)
+    params = mlflow_client(root).get_run(writer.run_id).data.params  # type: ignore[attr-defined]
+    assert {name: value for name, value in params.items() if name.startswith("start_2")} == {"start_2.args.a__2": "5"}
+
+
 @pytest.mark.slow
 def test_settings_of_a_later_start_are_added(root: Path) -> None:
     """MLflow never changes a parameter; without this it would show those of the first start for ever."""

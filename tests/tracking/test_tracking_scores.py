@@ -71,6 +71,7 @@ def write_score(config: Config, step: int, accuracy: float) -> None:
         "explorer.rollout_model.tool_call_parser=hermes",
         "explorer.rollout_model.reasoning_parser=qwen3",
         "explorer.rollout_model.seed=7",
+        "explorer.rollout_model.extra_engine_args={quantization: fp8}",
         "explorer.max_timeout=5",
         "explorer.env_vars={JUDGE: x}",
         "judge/model.safetensors",
@@ -96,7 +97,13 @@ def test_a_score_is_made_again_when_what_made_it_changes(folder: Path, change: s
     assert unscored_steps(after, "base") == [] and valid_scores(after) == {0: 0.6}
 
 
-@pytest.mark.parametrize("change", ["explorer.rollout_model.max_num_seqs=4", "name=n", "data/train.jsonl"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "explorer.rollout_model.max_num_seqs=4", "name=n", "data/train.jsonl",
+        "explorer.rollout_model.extra_engine_args={block_size: 16, kv_cache_dtype: auto}",
+    ],
+)  # fmt: skip
 def test_a_score_stays_when_what_made_it_stays(folder: Path, change: str) -> None:
     write_score(config_of(folder), 0, 0.4)
     if "=" not in change:

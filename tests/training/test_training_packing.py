@@ -10,18 +10,20 @@ import torch
 from batches import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raising
 from torch.nn.functional import scaled_dot_product_attention
 
 from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training import learner
-from trinity_core.training.distributed import Ranks
+from trinity_core.training.distributed import Ranks, SequenceGroup
 from trinity_core.training.engine import beginning_on, compile_layers, decoder_layers, uncompiled
 from trinity_core.training.lora import add_adapter
 from trinity_core.training.micro import Micros, Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
 from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
+from trinity_core.training.sequence_parallel import install
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +270,66 @@ def test_sliding_window_of_all_layers_is_detected(tmp_path):
             expected = logprobs.gather(-1, tokens[10:, None])[:, 0].float()
             torch.testing.assert_close(grid[row, : len(expected)], expected, atol=1e-5, rtol=0)
     assert find_fast_paths(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
+
+
+MODELS = {
+    "deepseek_v3": {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12,
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "packing"), [("deepseek_v3", True), ("gpt_oss", False)])
+def test_attention_of_other_shapes(kind, packing, tmp_path):
+    """Values of another size than keys; sinks and windows, for which transformers has no SDPA. Against each model's
+    own forward, rows alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=VOCABULARY, num_key_value_heads=2, **sizes, **MODELS[kind])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    lm = load_causal_lm(str(tmp_path), torch.float32)
+    fast_paths = find_fast_paths(lm)
+    assert fast_paths == FastPaths(packing, own_head=True)
+    rows = make_batch(2)
+    micro = build_micro(rows, range(4), max(e.response_length for e in rows), packing).to(torch.device("cpu"))
+    logprobs = Policy(lm, fast_paths)(micro, 1.0, False)[0]
+    logprobs.sum().backward()
+    assert all(p.grad.isfinite().all() for p in lm.parameters() if p.grad is not None)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    for row, e in zip(micro.grid(logprobs.detach()), rows, strict=False):
+        tokens, start = torch.tensor(e.tokens).long(), e.prompt_length
+        own = plain(tokens[None]).logits[0, start - 1 : -1].log_softmax(-1).gather(-1, tokens[start:, None])[:, 0]
+        expected = own.detach().float() * torch.tensor(e.action_mask)
+        torch.testing.assert_close(row[: len(expected)], expected, atol=1e-5, rtol=0)
+    if packing:
+        with raising(TrinityError, key="trainer.ulysses_sequence_parallel_size"):
+            install(lm, SequenceGroup(0, 2, None))
+
+
+def test_a_path_that_a_model_does_not_take_is_not_used(tiny_model, monkeypatch):
+    lm = load_causal_lm(str(tiny_model), torch.float32)
+    forward = lm.base_model.forward
+
+    def of_its_own_code(*args, **kwargs):
+        if "packed" in kwargs:
+            raise TypeError("forward() got an unexpected keyword argument 'packed'")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(lm.base_model, "forward", of_its_own_code)
+    assert find_fast_paths(lm) == FastPaths(packing=False, own_head=True)
+    assert lm.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "no_such_model"}', '{"auto_map": {"AutoConfig": "own.Config"}}'])
+def test_a_model_that_transformers_cannot_load(config, tmp_path):
+    (tmp_path / "config.json").write_text(config)
+    with raising(TrinityError, key="model.model_path"):
+        load_causal_lm(str(tmp_path), torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+from batches import make_batch
 from raising import raising
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.trainer import check_first_gap
+from trinity_core.training.distributed import join, meeting_point
+from trinity_core.training.learner import Learner
+from trinity_core.training.trainer import Progress, Trainer, check_first_gap
 
 FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "cluster__gpu_per_node": 1}
 
@@ -26,14 +31,32 @@ FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "clust
 )
 def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausible, implausible):
     config = make_config(**{"algorithm__max_rollout_gap": "null"} | overrides)
-    check_first_gap({"rollout_gap/mean": plausible, "staleness/max": 0.0}, config, on_gpu)
+    check_first_gap({"rollout_gap/mean": plausible, "staleness/max": 0.0}, 1, config, on_gpu)
     with raising(TrinityError, key="algorithm.max_rollout_gap"):
-        check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, config, on_gpu)
+        check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, 1, config, on_gpu)
 
 
 def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_config):
-    check_first_gap(
-        {"rollout_gap/mean": 9.0, "staleness/max": 1.0}, make_config(algorithm__max_rollout_gap="null"), False
-    )
-    check_first_gap({"rollout_gap/mean": 9.0}, make_config(algorithm__max_rollout_gap="null"), False)
-    check_first_gap({"skipped_step": 1.0}, make_config(algorithm__max_rollout_gap="null"), False)
+    config = make_config(algorithm__max_rollout_gap="null")
+    for step, staleness in ((1, 1.0), (3, 3.0)):
+        check_first_gap({"rollout_gap/mean": 9.0, "staleness/max": staleness}, step, config, False)
+    check_first_gap({"rollout_gap/mean": 9.0}, 1, config, False)
+    check_first_gap({"skipped_step": 1.0}, 1, config, False)
+
+
+@pytest.mark.parametrize(("algorithm", "steps_before"), [("ppo", 2), ("grpo", 0)])
+def test_the_gap_of_the_first_update_ends_the_run(make_config, algorithm, steps_before):
+    """After steps of the critic alone, and after a step without rows; later updates are not judged."""
+    overrides = {"trainer__trainer_config__trainer__critic_warmup": steps_before} if steps_before else {}
+    config = make_config(algorithm, algorithm__max_rollout_gap=0.1, **overrides)
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    progress = Progress(0, 9, "ready", 0)
+    trainer = Trainer(config, Learner(config, 9, ranks), ranks, None, None, SimpleNamespace(), progress, Event())
+    for step in range(1, steps_before + 1):
+        trainer.update(make_batch(step))
+    trainer.update([])
+    implausible = make_batch(steps_before + 2)  # the log-probs of nobody
+    with raising(TrinityError, key="algorithm.max_rollout_gap"):
+        trainer.update(implausible)
+    progress.step += 1
+    trainer.update(make_batch(steps_before + 3))

@@ -76,9 +76,13 @@ class Page:
         """Errors and dialogs of the page."""
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command; its result."""
+        """Send a command; its result, however much the page says meanwhile."""
         self._count += 1
-        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
+        async with asyncio.timeout(2 * SECONDS):
+            await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
+            return await self._result()
+
+    async def _result(self) -> dict[str, Any]:
         while True:
             message = json.loads((await self._socket.receive(SECONDS)).data)
             # Streamlit's frames draw a warning about their sandbox, which holds pages of the same origin.

@@ -29,6 +29,7 @@ from trinity_core.rollout.runner import Outcome, TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.store.store import ExperienceStore
+from trinity_core.tracking.rollouts import SampledRollout
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, RewardPool
 
 PLUGIN = """
@@ -103,6 +104,18 @@ class Waits(Workflow):
         )
         answer.reward, answer.metrics["seen"] = 1.0, 3
         return [answer, made]
+
+
+@WORKFLOWS.register_module("up_unsampled")
+class Unsampled(Workflow):
+    def run(self):
+        by_token = [0.25] * 3
+        return [
+            Experience(tokens=[1, 2, 3, 4], reward=1.0, token_level_reward=by_token, eid=EID(step=0)),
+            Experience(tokens=[1, 2, 3, 4], token_level_reward=by_token, eid=EID(step=1)),
+            Experience(tokens=[1, 2, 3, 4], reward=2.0, eid=EID(step=2)),
+            Experience(tokens=[1, 2, 3, 4], eid=EID(step=3)),
+        ]
 
 
 @WORKFLOWS.register_module("up_judged")
@@ -359,6 +372,15 @@ def test_an_async_workflow_has_an_object_for_each_run(play):
         assert made.tokens.tolist() == sampled.tokens.tolist() and (made.versions == sampled.versions).all()
         assert sampled.action_mask.all() and not made.action_mask.any() and not made.is_expert
         assert sampled.metrics["seen"] == 3.0 and made.info["kind"] == "made"
+
+
+def test_rewards_of_tokens_are_parts_of_the_reward(plugin):
+    """And an answer of other tokens than the model's is an expert's only if nobody gave it a reward."""
+    rows = play_scripted(make_task("up_unsampled", repeat_times=1), Turns())
+    assert [row.total_reward for row in rows] == [1.0, 0.75, 2.0, None]
+    assert [row.token_rewards is not None for row in rows] == [True, True, False, False]
+    assert [row.is_expert for row in rows] == [False, False, False, True]
+    assert [SampledRollout.of(row).reward for row in rows] == [1.0, 0.75, 2.0, None]
 
 
 def test_an_auxiliary_model_answers_through_its_client(play):

@@ -210,6 +210,20 @@ def test_the_tests_have_a_time_together():
         judged("import time\ntime.sleep(0.4)\nprint(1)", {"inputs": [""] * 9, "outputs": ["1"] * 9}, total_seconds=0.5)
 
 
+HANGS = "import time\nif input() != '1': time.sleep(100)\nprint(1)"
+CALL_HANGS = "import time\ndef f(x):\n    if x != 1: time.sleep(100)\n    return 1"
+
+
+@pytest.mark.parametrize("code, name", [(HANGS, None), (CALL_HANGS, "f")])
+@pytest.mark.parametrize("partial", [False, True])
+def test_tests_not_reached_after_a_failure_count_as_failed(code, name, partial):
+    inputs = [[n] if name else str(n) for n in range(1, 41)]
+    tests = {"inputs": inputs, "outputs": [1 if name else "1"] * 40, "fn_name": name}
+    scored = judged(code, tests, partial=partial, time_limit=3.0, total_seconds=9.0)
+    assert scored.parts["accuracy"] == 0.0 and scored.counts["tests_passed"] == 1 / 40
+    assert scored.parts.get("partial") == (1 / 40 if partial else None)
+
+
 @pytest.mark.parametrize(
     "text, code",
     [

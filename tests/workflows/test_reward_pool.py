@@ -11,6 +11,7 @@ import pytest
 from raising import raising
 
 from trinity_core.errors import DataError, RewardError
+from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardPool
 from trinity_core.workflows.rewards.base import FAST_PATHS
 
@@ -37,6 +38,11 @@ def by_order(*, prompt, response, truth, task, **args):
         return float(len(bytearray(8 << 30)))
     if response == "slow":
         time.sleep(1.5)
+    if response.startswith("note "):
+        with open(response.split()[1], "a") as notes:
+            notes.write("x")
+        time.sleep(0.1)
+        return 1
     if response == "pid":
         return os.getpid()
     if response.startswith("accuracy"):
@@ -154,6 +160,52 @@ def test_scoring_never_blocks_the_event_loop(pool):
     rewards, longest = asyncio.run(run())
     assert [r[1].value for r in rewards] == [0, 1, 2] and all(r[0].error for r in rewards)  # "slow" is no number
     assert longest < 1.0
+
+
+@pytest.mark.parametrize("way", ["a coroutine", "a thread"])
+def test_cancelled_call_scores_none_of_its_answers_later(plugins, tmp_path, way):
+    pool = RewardPool(workers=2, timeout=30.0, plugin_dir=plugins)
+    notes = tmp_path / "notes"
+    answers = items(*[f"note {notes}"] * 60)
+
+    async def run():
+        if way == "a coroutine":
+            scoring = asyncio.create_task(pool.score("by_order", answers))
+        else:
+            scoring = InterruptibleThreads("scores").submit(pool.score_sync, "by_order", answers)
+        while not notes.exists():
+            await asyncio.sleep(0.01)
+        scoring.cancel()
+        await asyncio.sleep(0)
+        scored = notes.stat().st_size
+        await asyncio.gather(*(pool.score("by_order", items("1")) for _ in range(4)))
+        return notes.stat().st_size - scored
+
+    later = asyncio.run(run())
+    pool.close()
+    assert later <= 2  # those that the workers had begun
+
+
+IMPORTS = """
+import mmap
+from trinity_core.workflows import REWARD_FNS
+
+RESERVED = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+LOADED = bytearray(300 << 20)
+
+@REWARD_FNS.register("after_imports")
+def after_imports(*, prompt, response, truth, task):
+    return float(len(bytearray(int(response) << 20)) >> 20)
+"""
+
+
+def test_memory_of_imports_does_not_count(tmp_path):
+    """As that of a CUDA build of torch, which maps far more than it uses."""
+    (tmp_path / "pool_test_imports.py").write_text(IMPORTS)
+    pool = RewardPool(workers=1, timeout=30.0, plugin_dir=str(tmp_path), memory_gib=0.25)
+    small, large = pool.score_sync("after_imports", items("100", "400"))
+    pool.close()
+    assert small.value == 100 and large.error is not None and "MemoryError" in large.error
 
 
 def test_unknown_reward_function_raises(pool):

@@ -196,16 +196,20 @@ def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int]
 
 
 def _remove_all_but_published(folder: Path) -> None:
-    """Delete a checkpoint whose step is also a version that explorers may load; the manifest goes first."""
+    """Delete a checkpoint whose step is also a version that explorers may load; the manifest goes first.
+
+    A conversion of it, by another process, may remove or complete its own files meanwhile.
+    """
     with clear_errors("removing", folder):
         (folder / MANIFEST).unlink()
         kept = {folder / name for name in PUBLISHED}
-        for path in sorted(folder.rglob("*"), reverse=True):
-            if path.is_dir() and not path.is_symlink():
+        for place, folders, files in os.walk(folder, topdown=False):
+            links = [name for name in folders if Path(place, name).is_symlink()]
+            for path in {Path(place, name) for name in files + links} - kept:
+                path.unlink(missing_ok=True)
+            for name in folders:
                 with suppress(OSError):  # the folder of the published weights is not empty
-                    path.rmdir()
-            elif path not in kept:
-                path.unlink()
+                    Path(place, name).rmdir()
 
 
 def _carry_over(target: Path, temporary: Path) -> None:

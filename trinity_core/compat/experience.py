@@ -85,7 +85,8 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
         recorded = sampled.get((tokens.tobytes(), one.prompt_length))
     if recorded is None:
         logprobs = _array(one.logprobs, np.float32)
-        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=logprobs is None)
+        given = logprobs is None and one.reward is None and one.token_level_reward is None
+        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=given)
     else:
         result = recorded.copied()
         result.action_mask = recorded.action_mask & mask
@@ -94,6 +95,8 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
     result.reward = None if unscored else one.reward
     result.metrics |= one.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
     result.token_rewards = _array(one.token_level_reward, np.float32)
+    if result.reward is not None and result.token_rewards is not None:
+        result.reward -= float(result.token_rewards.sum(dtype=np.float64))
     result.teacher_logprobs = _array(one.teacher_logprobs, np.float32)
     result.run, result.turn, result.group = one.eid.run, one.eid.step, str(one.eid.task)
     if (state := one.info.get("env_state_hash")) is not None:

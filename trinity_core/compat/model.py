@@ -16,6 +16,7 @@ from trinity_core.compat.experience import Experience
 from trinity_core.data.experience import Experience as Recorded
 from trinity_core.data.messages import canonical
 from trinity_core.errors import TrinityError
+from trinity_core.threads import call_in, tied
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.trajectory import Trajectory
@@ -34,10 +35,11 @@ def _both(work: Callable[..., Coroutine[Any, Any, Any]]) -> tuple[Callable[..., 
     """A blocking and an async method for the workflow's thread, of a coroutine for the model's loop."""
 
     def blocking(self: ModelWrapper, *args: Any, **named: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop).result()
+        return call_in(self.loop, work(self, *args, **named))
 
     async def awaited(self: ModelWrapper, *args: Any, **named: Any) -> Any:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop))
+        answer = asyncio.run_coroutine_threadsafe(work(self, *args, **named), self.loop)
+        return await asyncio.wrap_future(tied(answer))
 
     blocking.__doc__ = awaited.__doc__ = work.__doc__
     return blocking, awaited

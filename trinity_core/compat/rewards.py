@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from trinity_core.errors import TrinityError
+from trinity_core.threads import call_in
 from trinity_core.workflows.rewards.base import INPUTS, REWARD_FNS, VERIFIER_ERRORS, RewardFn, RewardItem
 from trinity_core.workflows.rewards.functions import accepted
 from trinity_core.workflows.rewards.pool import RewardRunner
@@ -51,7 +52,7 @@ class PooledReward(RewardClass):
         parameters = inspect.signature(function).parameters.keys() - set(INPUTS)
         args = self._args | {name: value for name, value in inputs.items() if name in parameters}
         work = rewards.score(self.function, [RewardItem(response, truth, str(prompt or ""), row, args)])
-        [reward] = asyncio.run_coroutine_threadsafe(work, loop).result()
+        [reward] = call_in(loop, work)
         return {VERIFIER_ERRORS: math.nan} if reward.parts is None else dict(reward.parts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, effective_args
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, AlgorithmType, effective_args
 from trinity_core.config.schema import (
     AlgorithmConfig,
     AuxiliaryModelConfig,
@@ -87,7 +87,7 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
         for part in PARTS:
             default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
             update[args] = effective_args(default, getattr(known, args), name, getattr(algorithm, args))
-            update[part] = name or default
+            update[part] = name or (_aggregation(known, update) if part == "loss_agg_mode" else default)
         if algorithm.repeat_times is None or not known.uses_rollouts:
             update["repeat_times"] = known.default_repeat_times
         alone = algorithm.algorithm_type == "raft" and algorithm.repeat_times == 1
@@ -100,6 +100,14 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
         update["loss_agg_mode_args"] = {"normalizer": longest, **mode_args}
     frozen = {name: FrozenDict(value) if isinstance(value, dict) else value for name, value in update.items()}
     return algorithm.model_copy(update=frozen)
+
+
+def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
+    """The type's own, or that of the loss that replaces the type's: GSPO's is a mean over sequences under any type."""
+    losses = registry_of("algorithm.policy_loss_fn")
+    usual, loss = losses.get(known.policy_loss_fn), losses.get(parts["policy_loss_fn"])
+    follows = usual is not None and loss is not None and known.loss_agg_mode == usual.loss_agg_mode
+    return loss.loss_agg_mode if follows else known.loss_agg_mode
 
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:

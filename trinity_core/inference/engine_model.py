@@ -18,7 +18,7 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
-from trinity_core.threads import RunsElsewhere, in_this_loop
+from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
 from trinity_core.workflows.rollout_model import Completion, FinishReason, plain_message
 
 
@@ -124,14 +124,11 @@ class EngineModel:
 
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""
-        return self._wait(self.chat(messages, n, *arguments, **named))
+        return call_in(self.loop, self.chat(messages, n, *arguments, **named))
 
     def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
         """`generate` from another thread."""
-        return self._wait(self.generate(prompt_tokens, n, **named))
-
-    def _wait(self, answer: Any) -> list[Completion]:
-        return asyncio.run_coroutine_threadsafe(answer, self.loop).result()
+        return call_in(self.loop, self.generate(prompt_tokens, n, **named))
 
     def _encoder(self, template: str | None) -> ChatEncoder:
         if template is None or template == self.encoder.template:

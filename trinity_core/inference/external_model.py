@@ -19,7 +19,7 @@ from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TrinityError, Unanswered
 from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
-from trinity_core.threads import RunsElsewhere, in_this_loop
+from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, plain_message
 
@@ -75,7 +75,7 @@ class ExternalModel:
 
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""
-        return asyncio.run_coroutine_threadsafe(self.chat(messages, n, *arguments, **named), self.loop).result()
+        return call_in(self.loop, self.chat(messages, n, *arguments, **named))
 
     def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
         self._refuse("continues token ids")

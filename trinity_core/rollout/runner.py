@@ -7,10 +7,9 @@ import logging
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +179,21 @@ class TaskRunner:
         return outcome
 
     async def _attempt(self, outcome: Outcome) -> None:
-        """Run the task's workflow once. Faults of the run are raised."""
-        model, began = self._model(outcome.task), time.time()
-        work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
+        """Run the task's workflow once. Faults of the run are raised.
+
+        Each start has a model of its own: what a start that another workflow blocked has recorded is no part of it.
+        """
+        began = time.time()
+        model: Any = None
+
+        def start() -> Coroutine[Any, Any, list[Experience]]:
+            nonlocal model
+            _end(model, outcome, succeeded=False)
+            model = self._model(outcome.task)
+            return run_workflow(outcome.task, model, self.auxiliary, self.rewards, self.threads)
+
         try:
-            experiences = await self.loops.run(work, self.timeout)
+            experiences = await self.loops.run(start, self.timeout)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
         except (TransientFault, WeightSyncError, EndpointError, RewardError):
@@ -195,14 +204,19 @@ class TaskRunner:
                 self.api.pool.check()
         finally:
             outcome.span = (began, time.time())
-            if isinstance(model, ApiModel):
-                outcome.sessions = outcome.sessions or SessionCounts()
-                outcome.sessions.add(model.end(), succeeded=outcome.error is None)
+            _end(model, outcome, succeeded=outcome.error is None)
 
     def _model(self, task: Task) -> Any:
         if self.api is not None:
             return self.api.model(self.model, task)
         return RecordingModel(self.model) if self.records else self.model
+
+
+def _end(model: Any, outcome: Outcome, succeeded: bool) -> None:
+    """End the sessions of a workflow's model, if it opens any, and count them."""
+    if isinstance(model, ApiModel):
+        outcome.sessions = outcome.sessions or SessionCounts()
+        outcome.sessions.add(model.end(), succeeded)
 
 
 def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:

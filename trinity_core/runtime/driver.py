@@ -17,8 +17,9 @@ from threading import Event
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TrinityError, on_failure
 from trinity_core.pipelines.tasks import curated_tasks
+from trinity_core.runlock import held
 from trinity_core.runtime.adapter import PLAIN, Adapter
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -29,7 +30,7 @@ from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summa
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
-from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume
+from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume, unlock_run
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
 from trinity_core.store.presence import is_expected
 from trinity_core.store.run_store import open_run_store
@@ -60,7 +61,8 @@ def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
     stage = adapter.call("resolve", lambda: resolve(request, adapter))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, adapter)
-    return run(adapter.judged(stage), adapter)
+    with on_failure(lambda: unlock_run(stage)):
+        return run(adapter.judged(stage), adapter)
 
 
 def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
@@ -95,9 +97,13 @@ def evaluate_stage(stage: Stage, which: str, adapter: Adapter = PLAIN) -> dict[s
 def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
-    Stages that an earlier attempt has finished are not run again.
+    Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress.
     """
+    with held(config.job_dir, "pipeline"):
+        return _run_stages(config, adapter, is_ready)
 
+
+def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         adapter.announce(config, "pipeline")
         return plan_stages(config)

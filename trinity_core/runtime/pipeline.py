@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.checkpoints.convert import is_complete
+from trinity_core.checkpoints.huggingface import huggingface_folder
+from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TransientFault
 from trinity_core.files import write_json
@@ -26,6 +29,7 @@ from trinity_core.tracking.writers import RunOutcome
 log = logging.getLogger(__name__)
 
 OTHER_SETTINGS = "%s has been run with other settings (%s): it resumes from its checkpoint"
+MODEL_GONE = "%s is done, but its checkpoint of step %s was removed: it resumes from its latest one"
 OTHER_INPUTS = (
     "%s is done and is not run again, although these have changed since: %s. To run it with them, give the run another "
     "`name` or set `continue_from_checkpoint: false`"
@@ -73,21 +77,38 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
     A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
     with a warning that names them: running it again would train weights further that were trained on the old ones.
+    A stage whose folder was moved stays done; one whose model is gone, with its checkpoint, is run again.
     """
     summaries: list[dict[str, Any] | None] = []
-    model_path = ""
+    models = [""]  # of the stage before: where it is now, and, of a moved one, where it was
     for config in configs:
-        summary = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
-        if summary is not None:
-            before, now = summary.get("made_from"), made_from(start_from(config, model_path) if model_path else config)
+        starts = [start_from(config, model) if model else config for model in models]
+        recorded = read_summary(config) if config.continue_from_checkpoint and None not in summaries else None
+        summary = None
+        if recorded is not None:
+            before = recorded.get("made_from")
+            now = min(map(made_from, starts), key=lambda made: len(differences(before, made, "settings")))
             if changed := differences(before, now, "settings"):
                 log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
-                summary = None
+            elif (summary := _with_model(starts[0], recorded)) is None:
+                log.warning(MODEL_GONE, config.name, recorded["step"])
             elif changed := differences(before, now, "inputs"):
                 log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
         summaries.append(summary)
-        model_path = (summary or {}).get("hf_dir") or model_path
+        if recorded is not None and summary is not None and summary["hf_dir"]:
+            models = list(dict.fromkeys((summary["hf_dir"], recorded["hf_dir"])))
     return summaries
+
+
+def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any] | None:
+    """A stage's summary with the folders of its checkpoint as they are named now; the model is converted again if that
+    was removed. None if its checkpoint is gone too."""
+    layout, step = JobLayout(config.job_dir), summary["step"]
+    if not summary["hf_dir"]:
+        return summary
+    if not is_complete(layout.huggingface(step)) and step not in whole_steps(layout):
+        return None
+    return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(huggingface_folder(config, step))}
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:

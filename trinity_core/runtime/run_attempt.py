@@ -23,7 +23,7 @@ from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
-from trinity_core.runtime.stage import Stage, release_run
+from trinity_core.runtime.stage import Stage, unlock_run
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.sync.versions import run_versions
@@ -36,10 +36,7 @@ log = logging.getLogger(__name__)
 def open_attempt(stage: Stage) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
     components = components_of(stage.config, stage.placement)
-    with (
-        on_failure(lambda: release_run(stage.config, components)),
-        on_failure(lambda: withdraw(stage.config, sys.exception(), components)),
-    ):
+    with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
         try:
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
@@ -250,7 +247,7 @@ class RunAttempt:
                 self._end_actors(outcome is RunOutcome.FINISHED)
             finally:
                 close_cluster(self.cluster)
-                release_run(self.config, self.components)
+                unlock_run(self.stage)
 
     def _outcome(self, error: BaseException | None) -> RunOutcome:
         """As `RunOutcome.of`, also in a part of an asynchronous run, whose thread gets a `Stopped` instead of the

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import make_url
 
 from trinity_core.algorithms.objective import Objective
-from trinity_core.checkpoints.beginning import begin_from, other_beginning, refuse_other_model
+from trinity_core.checkpoints.beginning import Beginning, begin_from, other_beginning, refuse_other_model
 from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
@@ -173,13 +173,20 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
     if config.model.lora is not None and (step := latest_whole(config.job_dir)):
         # Adapters are loaded beside the model that their run began with: in a pipeline that of the stage before.
         began = other_beginning(config.job_dir, step, config.model.model_path)
-        config = config if began is None else start_from(config, began.model)
+        config = config if began is None else start_from(config, _moved_with(config, began))
     if external is None:
         return config
     if not config.cluster.ray_address:
         key_of_endpoint(config)
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", external.model_name).strip("-.")
     return config.with_values({"name": f"{config.name}_{model}"})
+
+
+def _moved_with(config: Config, began: Beginning) -> str:
+    """The model that a run began with; if that is of another stage's checkpoint, also after both were moved."""
+    here = config.job_dir.parent.joinpath(*Path(began.model).parts[-4:])  # <name>/global_step_<n>/actor/huggingface
+    is_moved = here.is_dir() and not Path(began.model).exists() and not began.differs(Beginning.of(str(here)))
+    return str(here) if is_moved else began.model
 
 
 def resume(stage: Stage) -> Stage:
@@ -192,10 +199,16 @@ def resume(stage: Stage) -> Stage:
     if config.mode == "bench":
         return stage
     components = components_of(config, stage.placement)
-    with on_failure(lambda: release_run(config, components)):
+    with on_failure(lambda: unlock_run(stage)):
         step = resume_step(config, components)
         with on_failure(lambda: withdraw(config, sys.exception(), components)):
             return _resumed(stage, step, components)
+
+
+def unlock_run(stage: Stage) -> None:
+    """Release the locks of a run that ends, or that fails before it has begun."""
+    for name in lock_names(stage.config, components_of(stage.config, stage.placement)):
+        release(stage.config.job_dir, name)
 
 
 def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
@@ -277,12 +290,6 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
     """The locks that a run of these components holds. Each explorer of a run has its own lock."""
     names = {"train": TRAINING, "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
-
-
-def release_run(config: Config, components: set[str]) -> None:
-    """Let others start a run of these components; nothing happens to locks that this process does not hold."""
-    for name in lock_names(config, components):
-        release(config.job_dir, name)
 
 
 def lock_run(config: Config, components: set[str]) -> None:

@@ -103,15 +103,28 @@ def registered_name(project: str, name: str) -> str:
     return re.sub(r"[/:]+", ".", f"{project}.{name}")
 
 
-def metric_name(name: str) -> str:
-    """A metric's name as MLflow allows it, letters of any script included: `pass@4` becomes `pass_at_4`.
+def allowed_name(name: str) -> str:
+    """The name of a metric or parameter as MLflow allows it: `pass@4` becomes `pass_at_4`.
 
-    As names may be files, no part between two `/` may be empty or of dots alone: `_` stands for it. The end of a longer
-    name is its checksum.
+    Letters of any script are allowed. As names may be files, no part between two `/` may be empty or of dots alone:
+    `_` stands for it. The end of a longer name is its checksum.
     """
     allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
     plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
     return plain if len(plain) <= NAME_LENGTH else f"{plain[: NAME_LENGTH - 9]}_{zlib.crc32(plain.encode()):08x}"
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    """A configuration's settings by names that MLflow allows; of names that become one, all but the first are
+    numbered."""
+    params: dict[str, str] = {}
+    for name, value in flatten(config).items():
+        unique, number = allowed_name(name), 1
+        while unique in params:
+            number += 1
+            unique = allowed_name(f"{name}_{number}")
+        params[unique] = value
+    return params
 
 
 def names_of(name: str) -> list[str]:
@@ -171,7 +184,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             for line in lines
             for full_name, value in full_names(line).items()
             if math.isfinite(value)
-            for name in names_of(metric_name(full_name))
+            for name in names_of(allowed_name(full_name))
         )
         while batch := list(islice(metrics, BATCH)):
             self._client.log_batch(self.run_id, metrics=batch)
@@ -320,7 +333,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
         self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
-            self._log_params(run_id, flatten(self._info.config))
+            self._log_params(run_id, parameters(self._info.config))
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment, **POSITIONS})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
@@ -335,7 +348,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
 
         Explorers that share the trainer's run add nothing: each has settings of its own.
         """
-        run, now = self._client.get_run(run_id), flatten(self._info.config)
+        run, now = self._client.get_run(run_id), parameters(self._info.config)
         starts = int(run.data.tags.get(STARTS, "1"))
         known = dict(run.data.params)
         for start in range(2, starts + 1):
@@ -343,7 +356,8 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             known |= {name.removeprefix(before): v for name, v in run.data.params.items() if name.startswith(before)}
         changed = {name: value for name, value in now.items() if known.get(name) != value[:VALUE_LENGTH]}
         if changed:
-            self._log_params(run_id, {f"start_{starts + 1}.{name}": value for name, value in changed.items()})
+            start = f"start_{starts + 1}."
+            self._log_params(run_id, {allowed_name(start + name): value for name, value in changed.items()})
             self._client.set_tag(run_id, STARTS, str(starts + 1))
         for name, value in self._info.tags.items():
             self._client.set_tag(run_id, name, value)

@@ -45,7 +45,7 @@ class SampledRollout:
         return cls(
             prompt=str(info.get("prompt", "")),
             response=str(info.get("response", "")),
-            reward=experience.reward,
+            reward=experience.total_reward,
             parts=dict(experience.metrics),
             truth="" if truth is None else str(truth),
             task_index=experience.task_index,

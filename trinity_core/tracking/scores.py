@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from trinity_core.config import Config, to_dict
+from trinity_core.config.engine_args import is_lossy
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
 from trinity_core.plugins import python_files
@@ -65,7 +66,9 @@ def score_fingerprint(config: Config, step: int) -> str:
         names = ("base_url", "model_name", "request_args")
         made_with["external model"] = {name: getattr(external, name) for name in names}
     else:
-        made_with["engines"] = {name: settings["explorer"]["rollout_model"][name] for name in ENGINE}
+        engine = settings["explorer"]["rollout_model"]
+        lossy = {name: value for name, value in engine["extra_engine_args"].items() if is_lossy({name: value})}
+        made_with["engines"] = {name: engine[name] for name in ENGINE} | lossy
     return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -209,7 +209,8 @@ def attention(
     packed: Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers: query [1, heads, S, D], key and value [1, key heads, S, D] -> [1, S, heads, D]."""
+    """Attention for transformers: query [1, heads, S, D], key [1, key heads, S, D], value [1, key heads, S, E] ->
+    [1, S, heads, E]. Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has an E of its own."""
     if packed is None:  # rows padded on the right: causal attention never sees the padding
         assert attention_mask is None
         grouped = key.shape[1] != query.shape[1]
@@ -220,13 +221,13 @@ def attention(
         out = attention_by_length(q, k, v, packed.lengths, scaling)
         return out[None], None
     (G, P), (b, T) = packed.prompt_shape, packed.response_shape
-    heads, _n, D = query.shape[1:]
+    heads, E = query.shape[1], value.shape[-1]
 
     def padded(x: Tensor) -> tuple[Tensor, Tensor]:
         moved = cast("Tensor", _Pad.apply(x[0].transpose(0, 1), packed))
         prompt, response = moved.split([G * P, b * T])
-        n = x.shape[1]
-        return prompt.view(G, P, n, D).transpose(1, 2), response.view(b, T, n, D).transpose(1, 2)
+        own = moved.shape[1:]
+        return prompt.view(G, P, *own).transpose(1, 2), response.view(b, T, *own).transpose(1, 2)
 
     (q_p, q_r), (k_p, k_r), (v_p, v_r) = padded(query), padded(key), padded(value)
     grouped = key.shape[1] != heads
@@ -234,5 +235,5 @@ def attention(
     k = torch.cat([k_p.index_select(0, packed.prompt_of), k_r], dim=2)
     v = torch.cat([v_p.index_select(0, packed.prompt_of), v_r], dim=2)
     out_r = masked_attention(q_r, k, v, packed.mask, scaling, repeat_heads=query.is_cuda)
-    out = torch.cat([out_p.transpose(1, 2).reshape(-1, heads, D), out_r.transpose(1, 2).reshape(-1, heads, D)])
+    out = torch.cat([out_p.transpose(1, 2).reshape(-1, heads, E), out_r.transpose(1, 2).reshape(-1, heads, E)])
     return cast("Tensor", _Unpad.apply(out, packed))[None], None

@@ -200,7 +200,8 @@ def load_causal_lm(
     are transformers' arguments for weights in 4 bits (`lora.in_4_bits`).
 
     Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
-    length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model.
+    length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model, or none that transformers can
+    load with these settings.
     """
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -210,9 +211,7 @@ def load_causal_lm(
         raise TrinityError(
             f"model.model_path {path} has no config.json; give a Hugging Face model folder", key="model.model_path"
         )
-    common: dict[str, Any] = {
-        "dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
+    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
         if reads:
             lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
@@ -221,7 +220,7 @@ def load_causal_lm(
             with no_init_weights():
                 lm = AutoModelForCausalLM.from_config(config, **common)
             lm.tie_weights()
-    except OSError as error:
+    except (OSError, ValueError, ImportError) as error:  # no such model, an unknown or untrusted one, a missing package
         raise TrinityError(
             f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}", key="model.model_path"
         ) from error
@@ -299,25 +298,24 @@ def _configs(config: Any) -> Iterator[Any]:
 def find_fast_paths(lm: Any) -> FastPaths:
     """Try the fast paths on a few tokens; the model keeps the attention implementation that fits.
 
-    Models with other attention (windows, soft caps) or a custom head use the plain path, with a warning; where scores
-    have a soft cap, with `eager` attention.
+    Models with other attention (windows, soft caps, sinks) or a custom head use the plain path, with a warning; where
+    scores have a soft cap, or transformers has no SDPA for the model (GPT-OSS), with `eager` attention.
     """
     rows = sample(lm.config.get_text_config().vocab_size)
-    dtype = next(lm.parameters()).dtype
     device = next(lm.parameters()).device
     plain = build_micro(rows, range(len(rows)), SAMPLE_WIDTH, packing=False).to(device)
     shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device)
     text = lm.config.get_text_config()
     attention_capped, head_capped = _soft_caps(text)
-    padded = "eager" if attention_capped else "sdpa"  # which leaves soft caps out
+    padded = "sdpa" if lm._supports_sdpa and not attention_capped else "eager"  # SDPA leaves soft caps out
     with torch.no_grad():
         lm.set_attn_implementation(padded)
         truth = _tried(lm, FastPaths(False, False), plain)
-        own_head = not head_capped and _same(_tried(lm, FastPaths(False, True), plain), truth, dtype)
+        own_head = not head_capped and _agrees(lm, FastPaths(False, True), plain, truth)
         packing = own_head and padded == "sdpa" and _windowless(text)
         if packing:
             lm.set_attn_implementation(ATTENTION)
-            packing = _same(_tried(lm, FastPaths(True, True), shared), truth, dtype)
+            packing = _agrees(lm, FastPaths(True, True), shared, truth)
         by_length = packing and _fits_by_length(lm, shared, truth)
         if not packing:
             lm.set_attn_implementation(padded)
@@ -331,6 +329,15 @@ def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
     """Log-probs [K] on these paths, without an adapter's dropout, with which no two passes are alike."""
     logprobs: Tensor = Policy(lm, paths).eval()(micro, 1.0, False)[0]
     return logprobs
+
+
+def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
+    """True if these paths give the log-probs `truth`. A model's own code may not take the arguments of a path."""
+    try:
+        return _same(_tried(lm, paths, micro), truth, next(lm.parameters()).dtype)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        log.info("%s: %s fail: %s", lm.config.model_type, paths, str(error).splitlines()[:1])
+        return False
 
 
 def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:

@@ -49,7 +49,8 @@ def install(lm: Any, sequence: SequenceGroup) -> None:
     config = lm.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if lm.config._attn_implementation != ATTENTION:
+    alike = not hasattr(config, "v_head_dim")  # DeepSpeed exchanges heads of one size, not those of latent attention
+    if lm.config._attn_implementation != ATTENTION or not alike:
         raise TrinityError(
             f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers", key=KEY
         )

@@ -38,6 +38,7 @@ from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, open_source, total_steps
+from trinity_core.training.state import optimizer_steps
 
 log = logging.getLogger(__name__)
 LIMITS = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
@@ -120,6 +121,8 @@ class Trainer:
         self._timer = StepTimer()
         self._copied_step = progress.step
         """Of the last checkpoint: it is written, or will be."""
+        self._is_updated = False
+        """The policy is known to be another than the one that the run began with."""
         self._signal = RewardSignal(is_absent=progress.step == 0)
         self._since: float | None = None
         """When the metrics of the last step were written; before the first one, when the loop began."""
@@ -149,9 +152,10 @@ class Trainer:
         progress = self.progress
         progress.state = "training"
         step = progress.step + 1
+        self._is_updated = self._is_updated or optimizer_steps(self.learner.engine) > 0
         progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
-        if step == 1:
-            check_first_gap(progress.metrics, self._config, self.ranks.device.type == "cuda")
+        if not self._is_updated:
+            check_first_gap(progress.metrics, step, self._config, self.ranks.device.type == "cuda")
         if self.ranks.first:
             self._signal.note(batch, progress.metrics)
         progress.step = step
@@ -311,15 +315,18 @@ class Trainer:
         self._copied_step = step
 
 
-def check_first_gap(metrics: Mapping[str, float], config: Config, on_gpu: bool) -> None:
-    """Raise TrinityError if the mean gap of step 1 is not plausible (`algorithm.max_rollout_gap`)."""
+def check_first_gap(metrics: Mapping[str, float], step: int, config: Config, on_gpu: bool) -> None:
+    """Raise TrinityError if the mean gap of `step` is not plausible (`algorithm.max_rollout_gap`).
+
+    The policy has not been updated before, so that all versions up to here have the same weights.
+    """
     gap = metrics.get("rollout_gap/mean")
-    if gap is None or metrics.get("staleness/max") != 0.0:  # rows may also say no version
+    if gap is None or metrics.get("staleness/max", math.inf) >= step:  # rows may say no version
         return
     limit = config.algorithm.max_rollout_gap or LIMITS[_coarser(config, on_gpu)]
     if not gap <= limit or math.isnan(gap):
         raise TrinityError(
-            f"algorithm.max_rollout_gap: in step 1 the log-probs of engine and trainer differ by {gap:.3g} nats a "
+            f"algorithm.max_rollout_gap: in step {step} the log-probs of engine and trainer differ by {gap:.3g} nats a "
             f"token in the mean; with the same weights at most {limit:g} is plausible. Look at what changes them in "
             "the engine alone: extra_engine_args, sampling arguments, log-probs that a workflow gives. Set a larger "
             "algorithm.max_rollout_gap if the gap is meant.",

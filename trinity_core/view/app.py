@@ -175,10 +175,11 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
     sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
     known = ("prompt", "response", "truth")
     return {
-        "run": experience.run, "turn": experience.turn, "reward": experience.reward, "metrics": experience.metrics,
+        "run": experience.run, "turn": experience.turn, "reward": experience.total_reward,
+        "metrics": experience.metrics, "truncated": experience.truncated,
         "prompt_length": experience.prompt_length, "response_length": experience.response_length,
-        "actions": int(experience.action_mask.sum()), "truncated": experience.truncated,
-        "is_expert": experience.is_expert, "task_index": experience.task_index,
+        "actions": int(experience.action_mask.sum()), "is_expert": experience.is_expert,
+        "task_index": experience.task_index,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
         "advantage": mean_advantage(experience, advantages),
         **{name: _cut(experience.info.get(name, "")) for name in known},

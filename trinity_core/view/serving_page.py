@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable, Mapping
 
 from trinity_core.errors import TrinityError
-from trinity_core.view.viewed_run import ViewedRun
+from trinity_core.view.viewed_run import ViewedRun, import_for_pages
 from trinity_core.waits import poll
 
 OWN_NAMES = ["127.0.0.1", "localhost", "[::1]"]
@@ -39,6 +39,7 @@ def serve(
     say(f"{url}   (Ctrl+C ends it)")
     app = make_app(runs, [*OWN_NAMES, named] if loopback else ["*"])
     server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
+    threading.Thread(target=import_for_pages).start()
     if open_browser:
         threading.Thread(target=_open, args=(server, url), daemon=True).start()
     server.run(sockets=[listening])

@@ -36,7 +36,8 @@ def shared_page(
     for place, experience in enumerate(experiences):
         advantage = mean_advantage(experience, advantages[place] if advantages else None)
         mean = "" if advantage is None else f", advantage {advantage:.3f}"
-        reward = "no reward" if experience.reward is None else f"reward {experience.reward:.3g}"
+        total = experience.total_reward
+        reward = "no reward" if total is None else f"reward {total:.3g}"
         parts.append(f"<h2>Rollout {experience.run}: {reward}{mean}</h2>")
         parts.append(f"<pre>{''.join(_tokens(experience, tokenizer))}</pre>")
     return (

@@ -126,6 +126,13 @@ class RunFolders(Mapping[str, ViewedRun]):
         return ViewedRun(self._checkpoints / name, store)
 
 
+def import_for_pages() -> None:
+    """Import what advantages and tokens need: seconds for which the first page would wait."""
+    import transformers.tokenization_utils_tokenizers as transformers  # noqa: F401
+
+    import trinity_core.training.update as update  # noqa: F401
+
+
 def _has_something(folder: Path) -> bool:
     """True if there are experiences or samples in a run's own folder."""
     return rollouts_dir(folder).is_dir() or (runs_in(folder) == [folder] and bool(stores_of(folder)))

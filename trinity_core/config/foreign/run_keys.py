@@ -243,7 +243,7 @@ def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
         return Refused("m2po's ratio is to the policy that sampled: leave rollout_correction out.")
     loss_args = algorithm.get("policy_loss_fn_args")
     asked = algorithm.get("loss_agg_mode") or (isinstance(loss_args, Mapping) and loss_args.get("loss_agg_mode"))
-    if (asked or kind.loss_agg_mode) != M2PO.loss_agg_mode:
+    if asked and asked != M2PO.loss_agg_mode:
         return Refused("m2po's loss is a mean over tokens: write loss_agg_mode: token-mean.")
     parts = {"advantage_fn": "m2po", "policy_loss_fn": "importance_sampling", "rollout_correction": "bypass"}
     return {f"/algorithm.{part}": name for part, name in parts.items()}

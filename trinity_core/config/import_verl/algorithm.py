@@ -28,6 +28,8 @@ _LOSSES = {
     "sapo": "sapo",
     "gpg": "reinforce",
 }
+_BY_SEQUENCE = ("gspo", "gmpo", "sapo")
+"""Losses of which veRL takes the mean over sequences, whatever `loss_agg_mode` says."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 
 
@@ -59,7 +61,7 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     _advantage_args(draft, advantage)
     draft.put("algorithm.policy_loss_fn", loss, draft.origin(f"{_ACTOR}.policy_loss.loss_mode"))
     _loss_args(draft, loss)
-    _aggregation(draft)
+    _aggregation(draft, loss)
     _divergences(draft)
     entropy = draft.get(f"{_ACTOR}.entropy_coeff", 0)
     draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", draft.origin(f"{_ACTOR}.entropy_coeff"))
@@ -109,10 +111,16 @@ def _loss_args(draft: Draft, loss: str) -> None:
             draft.put(f"algorithm.policy_loss_fn_args.{name}", value, f"{_ACTOR}.{name}")
 
 
-def _aggregation(draft: Draft) -> None:
+def _aggregation(draft: Draft, loss: str) -> None:
     key = f"{_ACTOR}.loss_agg_mode"
     by_token = draft.get(f"{_ACTOR}.use_token_level_loss", True)
     mode = draft.get(key, "token-mean" if by_token else "seq-mean-token-mean")
+    if loss in _BY_SEQUENCE and mode != "seq-mean-token-mean":
+        draft.remark(
+            f"the loss {loss} is a mean over sequences, as veRL's is whatever loss_agg_mode says; entropy and KL "
+            f"losses are such means here, too, in veRL {mode}"
+        )
+        mode, key = "seq-mean-token-mean", f"{_ACTOR}.policy_loss.loss_mode"
     draft.put("algorithm.loss_agg_mode", mode, draft.origin(key))
     factor = draft.get(f"{_ACTOR}.loss_scale_factor")
     if mode == "seq-mean-token-sum-norm" and factor is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType
 from trinity_core.config.findings import Finding
 from trinity_core.config.rules.tasks import training_tasksets
 from trinity_core.config.schema import Config, ModelConfig
@@ -33,6 +33,7 @@ def algorithm_rules(config: Config) -> Iterator[Finding]:
         )
         return
     if known.uses_rollouts:
+        yield from _pairs_of_rollouts(config, known)
         least = 1 if chooses_every_rollout(config) else known.min_repeat_times
         repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
         repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
@@ -45,6 +46,16 @@ def algorithm_rules(config: Config) -> Iterator[Finding]:
     elif config.explores:
         message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
         yield Finding("mode", config.mode, "conflict", message, (key,))
+
+
+def _pairs_of_rollouts(config: Config, known: AlgorithmType) -> Iterator[Finding]:
+    chosen, key = config.algorithm.policy_loss_fn, "algorithm.policy_loss_fn"
+    loss = registry_of(key).get(chosen)
+    if loss is not None and loss.rows_per_unit > 1 and chosen != known.policy_loss_fn:
+        message = (
+            f"{chosen} compares the pairs of a data set, but adjacent rollouts of {known.name} are no pairs: write "
+        )
+        yield Finding(key, chosen, "conflict", f"{message}algorithm_type: dpo.", ("algorithm.algorithm_type",))
 
 
 def chooses_every_rollout(config: Config) -> bool:

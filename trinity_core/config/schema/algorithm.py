@@ -88,5 +88,5 @@ class AlgorithmConfig(Section):
     rollout_correction_args: Args = EMPTY
     """Arguments of the correction, such as its cap."""
     max_rollout_gap: Annotated[Positive, Unit("nats")] | None = None
-    """Largest mean gap between the log-probs of engine and trainer in a run's first step, where their weights are the
-    same; a larger one ends the run. Null: 0.01 in float32, 0.1 in 16 bits, 0.3 with an fp8 engine."""
+    """Largest mean gap between the log-probs of engine and trainer in a run's first update, where their weights are
+    the same; a larger one ends the run. Null: 0.01 in float32, 0.1 in 16 bits, 0.3 with an fp8 engine."""

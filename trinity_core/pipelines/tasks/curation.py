@@ -27,13 +27,15 @@ from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.models import TaskModels, own_model
 from trinity_core.pipelines.tasks.progress import PipelineProgress
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable, fingerprint
-from trinity_core.runlock import hold, release
+from trinity_core.runlock import is_held, lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
 
 CHUNK = 1024
 """Rows between commits: at most so many are processed again after a kill."""
 LOCK = "curate"
+WAIT_SECONDS = 3600.0
+"""For a data set that another run makes; after that the flow is retried, and waits again."""
 Located = tuple[RowLocation, Row]
 
 
@@ -84,8 +86,8 @@ def curate(
 
     `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators.
 
-    Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
-    rejected, or no row is left.
+    Waits while another process or thread makes it. Raises TrinityError if an input is missing, an operator does not
+    exist, too many rows are rejected, or no row is left; TransientFault if the wait gets too long.
     """
     operators = [
         made_operator(config, place, models, data_juicer) for place, config in enumerate(pipeline.operators, 1)
@@ -105,11 +107,10 @@ def curate(
         return finished
     with clear_errors("making", folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    hold(folder, LOCK)
-    try:
+    if is_held(folder, LOCK):
+        log.info("%s is being made: waiting for it", folder)
+    with one_at_a_time(lock_path(folder, LOCK), WAIT_SECONDS):
         return _finished(folder) or _run(pipeline, operators, folder, name)
-    finally:
-        release(folder, LOCK)
 
 
 def _finished(folder: Path) -> CuratedDataset | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity_core.threads import call_in
 from trinity_core.workflows.rewards.base import REWARD_FNS, Reward, RewardItem
 from trinity_core.workflows.rewards.pool import RewardRunner
 
@@ -76,7 +77,7 @@ class ModelRewards:
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         if name not in MODEL_REWARDS:
             return self.pool.score_sync(name, items)
-        return asyncio.run_coroutine_threadsafe(self.score(name, items), self.loop).result()
+        return call_in(self.loop, self.score(name, items))
 
 
 def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -17,15 +17,18 @@ import logging
 import os
 import queue
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import psutil
+
 from trinity_core.children import START_SECONDS, CallFailed, NoAnswer, Worker
 from trinity_core.errors import DataError, RewardError, TransientFault, TrinityError, on_failure
 from trinity_core.plugins import load_plugins
+from trinity_core.threads import tied
 from trinity_core.workflows.rewards.base import (
     FAST_PATHS,
     REWARD_FNS,
@@ -39,11 +42,13 @@ from trinity_core.workflows.rewards.base import (
 
 
 class RewardWorker:
-    """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and no exhausted machine."""
+    """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and no exhausted machine.
+
+    What the modules of reward functions take when they are imported does not count.
+    """
 
     def __init__(self, plugin_dir: str | None, memory_bytes: int) -> None:
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]  # stays: a sandbox that is started here has its own limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, most))
+        self._memory_bytes = memory_bytes
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         load_plugins(plugin_dir)
         self._ready: set[str] = set()
@@ -51,9 +56,13 @@ class RewardWorker:
     def prepare(self, name: str) -> None:
         """Import and warm up a reward function, once. Raises TrinityError if there is no such function."""
         if name not in self._ready:
+            _, most = resource.getrlimit(resource.RLIMIT_DATA)  # stays: a sandbox started here has its own limit
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             REWARD_FNS.resolve(name)
             WARM_UPS.get(name, lambda: None)()
             self._ready.add(name)
+            memory = psutil.Process().memory_info().data + self._memory_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, most))
 
     def score(self, name: str, item: RewardItem) -> dict[str, Any]:
         """The arguments of `Reward`. Raises what the reward function raises."""
@@ -105,7 +114,7 @@ class RewardPool:
     plugin_dir: str | None = None
     """Folder whose modules each worker imports, for reward functions of the user's own."""
     memory_gib: float = 4.0
-    """Address space of a worker."""
+    """Memory that a worker may take to score an answer."""
     started: int = 0
     """Processes started so far; more than `workers` means that some were killed."""
     _idle: queue.SimpleQueue[Worker] = field(default_factory=queue.SimpleQueue, repr=False)
@@ -118,15 +127,21 @@ class RewardPool:
         function does not exist or cannot work with this data set, RewardError if it gives an accuracy that is no share.
         """
         rewards, waiting = self._begin(name, items)
-        for indices, future in waiting:
-            _fill(rewards, indices, await asyncio.wrap_future(future))
+        try:
+            for index, future in waiting.items():
+                rewards[index] = await asyncio.wrap_future(future)
+        finally:
+            _cancel(waiting)
         return [reward for reward in rewards if reward is not None]
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """`score` for callers without an event loop; it blocks."""
         rewards, waiting = self._begin(name, items)
-        for indices, future in waiting:
-            _fill(rewards, indices, future.result())
+        try:
+            for index, future in waiting.items():
+                rewards[index] = future.result()
+        finally:
+            _cancel(waiting)
         return [reward for reward in rewards if reward is not None]
 
     def close(self) -> None:
@@ -137,10 +152,8 @@ class RewardPool:
         while not self._idle.empty():
             self._idle.get().kill()
 
-    def _begin(
-        self, name: str, items: Sequence[RewardItem]
-    ) -> tuple[list[Reward | None], list[tuple[list[int], Future[list[Reward]]]]]:
-        """The rewards that need no worker, and a future for each share of the other items, given by their indices."""
+    def _begin(self, name: str, items: Sequence[RewardItem]) -> tuple[list[Reward | None], dict[int, Future[Reward]]]:
+        """The rewards that need no worker, and a future for each of the others, by its index."""
         fast = FAST_PATHS.get(name)
         rewards: list[Reward | None] = [None] * len(items)
         if fast is not None:
@@ -149,34 +162,27 @@ class RewardPool:
                 rewards[index] = None if parts is None else _reward(name, parts=parts)
         rest = [index for index, reward in enumerate(rewards) if reward is None]
         if not rest:
-            return rewards, []
+            return rewards, {}
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="reward")
-        shares = [share for start in range(self.workers) if (share := rest[start :: self.workers])]
-        return rewards, [
-            (share, self._threads.submit(self._score, name, [items[index] for index in share])) for share in shares
-        ]
+        return rewards, {index: tied(self._threads.submit(self._score, name, items[index])) for index in rest}
 
-    def _score(self, name: str, items: list[RewardItem]) -> list[Reward]:
+    def _score(self, name: str, item: RewardItem) -> Reward:
         """Runs in one of the pool's threads, of which there are as many as workers."""
-        rewards: list[Reward] = []
         deaths = 0
-        while len(rewards) < len(items):
+        while True:
             worker = self._prepared(name)
             try:
                 with on_failure(worker.kill):
-                    for item in items[len(rewards) :]:
-                        rewards.append(self._verdict(worker, name, item))
-                        deaths = 0
+                    reward = self._verdict(worker, name, item)
             except NoAnswer as failure:
                 deaths += failure.died
                 if not failure.died or deaths == MAX_DEATHS:
                     who = "the verifier's process" if failure.died else "the verifier"
-                    rewards.append(Reward(error=f"{who} {failure}"))
-                    deaths = 0
+                    return Reward(error=f"{who} {failure}")
             else:
                 self._idle.put(worker)
-        return rewards
+                return reward
 
     def _verdict(self, worker: Worker, name: str, item: RewardItem) -> Reward:
         """Raises NoAnswer, DataError and RewardError."""
@@ -232,6 +238,7 @@ def _reward(name: str, **fields: Any) -> Reward:
         raise RewardError(f"the reward function '{name}': {fault}", key=fault.key) from fault
 
 
-def _fill(rewards: list[Reward | None], indices: list[int], scored: list[Reward]) -> None:
-    for index, reward in zip(indices, scored, strict=True):
-        rewards[index] = reward
+def _cancel(waiting: Mapping[int, Future[Reward]]) -> None:
+    """Score none of those that no worker has begun."""
+    for future in waiting.values():
+        future.cancel()

@@ -155,7 +155,10 @@ class Outcomes:
 
 @dataclass
 class Judging:
-    """Runs the tests of one answer, until `total_seconds` are over; after the first failure unless all are `wanted`."""
+    """Runs the tests of one answer, after the first failure only if all are `wanted`, for `total_seconds` at most.
+
+    Tests that are not reached in that time count as failed if one did; else there is no verdict.
+    """
 
     code: str
     limits: CodeLimits
@@ -169,21 +172,19 @@ class Judging:
         for program in tests.programs:
             if self._is_decided(counts):
                 return counts
-            self._check_time()
             ran = run_program({"solution.py": self.code}, python("solution.py"), program.given, self.limits)
             counts.add(not ran.exceeded and same_output(ran.output, program.expected), ran.exceeded)
         left = list(tests.functions)
         while left and not self._is_decided(counts):
-            self._check_time()
             left = left[self._functions(left, tests.setup, counts) :]
         return counts
 
     def _is_decided(self, counts: Outcomes) -> bool:
-        return counts.failed > 0 and not self.wanted
-
-    def _check_time(self) -> None:
-        if time.monotonic() > self._ends:
+        """Whether no further test is run. Raises TimeoutError if the time is over and none has failed."""
+        is_late = time.monotonic() > self._ends
+        if is_late and not counts.failed:
             raise TimeoutError(f"the tests took longer than {self.total_seconds:g} s together (total_seconds)")
+        return counts.failed > 0 and (is_late or not self.wanted)
 
     def _functions(self, tests: Sequence[dict[str, Any]], setup: str, counts: Outcomes) -> int:
         """Run tests until one ends the answer's process, at most all; how many were decided."""
@@ -226,7 +227,6 @@ class Judging:
             elif exceeded := answer.exceeded() or tester.exceeded():
                 counts.add(False, exceeded)
                 return done + 1
-            self._check_time()
         return done
 
     def _silent(self, tester: Sandbox, counts: Outcomes, done: int) -> int:

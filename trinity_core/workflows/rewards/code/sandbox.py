@@ -152,6 +152,7 @@ class Sandbox:
             "command": list(self.command),
             "limits": {
                 "RLIMIT_AS": self.limits.memory_bytes * 4,
+                "RLIMIT_DATA": self.limits.memory_bytes * 4,  # else that of the worker that starts it
                 "RLIMIT_FSIZE": self.limits.disk_bytes,
                 "RLIMIT_NPROC": self.limits.processes,
                 "RLIMIT_NOFILE": 128,
