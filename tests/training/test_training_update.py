@@ -486,6 +486,18 @@ def test_student_at_another_temperature_is_refused():
         prepared(0.5)
 
 
+def test_expert_rows_are_refused_by_a_loss_that_learns_nothing_from_them():
+    from trinity_core.algorithms import ALGORITHMS, Objective
+    from trinity_core.errors import InputError
+    from trinity_core.training.update import prepare
+
+    batch = lay_out([*make_batch(1), *make_answers(2)], torch.device("cpu"))
+    prepare(Objective(ALGORITHMS["mix"]), batch, None, None, None)
+    for name in ("grpo", "raft"):
+        with raising(InputError, key="algorithm.policy_loss_fn"):
+            prepare(Objective(ALGORITHMS[name]), batch, None, None, None)
+
+
 def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner, monkeypatch):
     """Parts that take all of them: the learner loads a reference and a critic, and computes old log-probs."""
 

@@ -106,8 +106,9 @@ def _aggregation(known: AlgorithmType, parts: Mapping[str, Any]) -> str:
     """The type's own, or that of the loss that replaces the type's: GSPO's is a mean over sequences under any type."""
     losses = registry_of("algorithm.policy_loss_fn")
     usual, loss = losses.get(known.policy_loss_fn), losses.get(parts["policy_loss_fn"])
-    follows = usual is not None and loss is not None and known.loss_agg_mode == usual.loss_agg_mode
-    return loss.loss_agg_mode if follows else known.loss_agg_mode
+    if usual is None or loss is None or known.loss_agg_mode != usual.loss_agg_mode:
+        return known.loss_agg_mode
+    return str(loss.loss_agg_mode)
 
 
 def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
