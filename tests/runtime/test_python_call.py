@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from raising import raising
+from runtime.lock_holders import process_holding
 
 from trinity_core import train
 from trinity_core.config import load_config
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 from trinity_core.workflows.rewards.functions import reward_of
@@ -126,6 +128,27 @@ def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm
     assert (config.model.max_prompt_tokens, config.model.max_response_tokens) == (512, 32)
     assert form.items() <= dict(buffer.format).items()
     assert len(Path(buffer.path).read_text().splitlines()) == 2 and result.model_folder is None
+
+
+@pytest.mark.parametrize("part", ["train", "training"])
+def test_a_run_in_progress_keeps_its_rows_and_rewards(monkeypatch, tmp_path, part):
+    """Whether another notebook trains, or `trinity run` with the file that a call wrote."""
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    result = train("model", [{"prompt": "a"}], lambda_named("first", [0.0]), output_dir=tmp_path)
+    before = {file: file.read_bytes() for folder in ("data", "plugins") for file in (tmp_path / folder).iterdir()}
+    other = process_holding(tmp_path if part == "train" else result.folder, part)
+    try:
+        with pytest.raises(TrinityError, match=re.escape(str(tmp_path))):
+            train("model", [{"prompt": "b"}], lambda_named("second", [0.0]), output_dir=tmp_path)
+    finally:
+        other.kill()
+        other.communicate()
+    assert {file: file.read_bytes() for file in before} == before
+    train("model", [{"prompt": "b"}], lambda_named("second", [0.0]), output_dir=tmp_path)
+    assert {file: file.read_bytes() for file in before} != before
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -28,7 +29,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
+from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, RunPerExplorer, TracingWriter, full_names
 
@@ -155,6 +156,10 @@ def test_table_that_failed_to_send_is_sent_again(tmp_path: Path, again: bool) ->
     (Forwarder(tmp_path, recorder) if again else forwarder).poll()
     Forwarder(tmp_path, recorder).poll()
     assert recorder.calls == [("artifact", "eval_step_1.md")]
+    save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "after a rewind", 1.0)])
+    os.utime(rollout_files(tmp_path)[0][2], (time.time() + 9,) * 2)
+    forwarder.poll()
+    assert recorder.calls == [("artifact", "eval_step_1.md")] * 2
 
 
 def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:

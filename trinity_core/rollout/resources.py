@@ -160,7 +160,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
-    reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
+    reward_workers = config.explorer.reward_workers or max(1, len(os.sched_getaffinity(0)) // 2)
+    reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
     rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)

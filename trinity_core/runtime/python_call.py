@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.files import expanded, write_atomically
+from trinity_core.runlock import held, is_held
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
 
 if TYPE_CHECKING:
@@ -90,20 +91,34 @@ def train(
 
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. All is written below
     `output_dir`; called again, the run resumes from its latest checkpoint unless `resume` is false. Raises InputError
-    for rows or functions that do not fit, ConfigError with every problem of the settings, and what a run raises.
+    for rows or functions that do not fit, ConfigError with every problem of the settings, TrinityError if another
+    process trains below `output_dir`, and what a run raises.
     """
     from trinity_core.runtime.driver import run_configuration
     from trinity_core.runtime.preflight.checks import load_ready
 
     root = expanded(output_dir).absolute()
-    tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows), settings or {})
-    tree["continue_from_checkpoint"] = resume
-    config_file = root / "config.yaml"
-    write_atomically(config_file, dump(tree).encode())
-    config = load_ready(config_file)
-    summary = run_configuration(config, is_ready=True)
+    with held(root, "train"):
+        _refuse_in_progress(root)
+        tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows), settings or {})
+        tree["continue_from_checkpoint"] = resume
+        config_file = root / "config.yaml"
+        write_atomically(config_file, dump(tree).encode())
+        config = load_ready(config_file)
+        summary = run_configuration(config, is_ready=True)
     # Begun anew, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
+
+
+def _refuse_in_progress(root: Path) -> None:
+    """Raise TrinityError if a command trains a run below `root`: it would load this call's rows and functions."""
+    for lock in root.glob("checkpoints/*/*/.training.lock"):
+        if is_held(lock.parent, "training"):
+            raise TrinityError(
+                f"The run in {lock.parent} is in progress and reads its rows and rewards from {root}: wait for it or "
+                "stop it, or give another output_dir",
+                key="output_dir",
+            )
 
 
 def _configuration(

@@ -111,7 +111,8 @@ class Forwarder:
         self._tails = [
             Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run, older) for stream in self._streams
         ]
-        self._rollouts_seen: set[Path] = set()
+        self._rollouts_seen: set[tuple[Path, int]] = set()
+        """Files with their times: a run that goes back writes those of its repeated steps again."""
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}
@@ -151,14 +152,15 @@ class Forwarder:
 
     def _forward_rollouts(self) -> None:
         for source, step, path in rollout_files(self.job_dir):
-            if path in self._rollouts_seen or not any(tail.takes(source) for tail in self._tails):
+            version = path, path.stat().st_mtime_ns
+            if version in self._rollouts_seen or not any(tail.takes(source) for tail in self._tails):
                 continue
             table = path.with_suffix(".md")
             if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
                 _write_unsent(table, f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
                 self.writer.artifact(table, "rollouts")
                 table.touch()
-            self._rollouts_seen.add(path)
+            self._rollouts_seen.add(version)
 
     def _forward_traces(self) -> None:
         """Send the newest `MOST_TRACES` steps that wait, and drop earlier ones; metrics never wait for traces."""
@@ -226,8 +228,8 @@ class ForwarderThread:
     def close(self, outcome: RunOutcome) -> None:
         """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
-        What a tracking system that is away does not take then is sent by the next start of the run. Raises what another
-        failure of the last attempt raises.
+        What a tracking system that is away, or refuses the run (somebody may have deleted it there), does not take then
+        is sent by the next start of the run: the training has not failed. Raises any other failure.
         """
         self._done.set()
         patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
@@ -240,10 +242,10 @@ class ForwarderThread:
                 self._forwarder.close(outcome)
                 return
             except self._faults as error:
-                if not is_away(error):
-                    raise
                 self._warn(error)
                 fault = error
+                if not is_away(error):
+                    break
         warn_unsent(fault, self._forwarder.job_dir)
 
     def _run(self) -> None:
@@ -277,8 +279,8 @@ def _write_unsent(table: Path, text: str) -> None:
 def warn_unsent(why: object, job_dir: Path) -> None:
     """Say at the end of a run where the metrics are that the tracking system has not taken."""
     log.warning(
-        "the tracking system is still away (%s): the rest of the metrics is in %s, and is sent when the run is started "
-        "again", why, metrics_path(job_dir),
+        "the tracking system does not take the rest of the metrics (%s): it is in %s, and is sent when the run is "
+        "started again", why, metrics_path(job_dir),
     )  # fmt: skip
 
 

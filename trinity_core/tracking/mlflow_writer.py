@@ -356,8 +356,8 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             known |= {name.removeprefix(before): v for name, v in run.data.params.items() if name.startswith(before)}
         changed = {name: value for name, value in now.items() if known.get(name) != value[:VALUE_LENGTH]}
         if changed:
-            start = f"start_{starts + 1}."
-            self._log_params(run_id, {allowed_name(start + name): value for name, value in changed.items()})
+            prefix = f"start_{starts + 1}."
+            self._log_params(run_id, {allowed_name(prefix + name): value for name, value in changed.items()})
             self._client.set_tag(run_id, STARTS, str(starts + 1))
         for name, value in self._info.tags.items():
             self._client.set_tag(run_id, name, value)

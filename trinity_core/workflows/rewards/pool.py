@@ -129,7 +129,8 @@ class RewardPool:
         rewards, waiting = self._begin(name, items)
         try:
             for index, future in waiting.items():
-                rewards[index] = await asyncio.wrap_future(future)
+                scored: Reward = await asyncio.wrap_future(future)
+                rewards[index] = scored
         finally:
             _cancel(waiting)
         return [reward for reward in rewards if reward is not None]
