@@ -17,7 +17,6 @@ from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message
 from trinity_core.data.joined import JoinedInputs, open_inputs
-from trinity_core.data.lengths import explore_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
@@ -211,8 +210,7 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
-    steps = explore_steps(config, schedule)
-    return TaskSteps(schedule, runner, steps, in_waves=config.is_synchronous, joined=read.joined)
+    return TaskSteps(schedule, runner, config, read.joined)
 
 
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
