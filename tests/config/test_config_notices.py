@@ -44,7 +44,8 @@ def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
         ("gsm8k/gsm8k", ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=memory")),
         ("gsm8k/gsm8k", ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=memory")),
         ("gsm8k/gsm8k", ("synchronizer.sync_offset=2",)),
-        ("sft/sft", ()),
+        ("gsm8k/gsm8k", ("continue_from_checkpoint=false",)),
+        ("sft/sft", ("continue_from_checkpoint=false",)),
     ],
 )
 def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, ...]) -> None:
@@ -117,6 +118,8 @@ def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str,
         ("gsm8k/gsm8k", ("buffer.train_batch_size=100",), "buffer.train_batch_size", "info"),
         ("gsm8k/gsm8k", ("buffer.train_batch_size=2048",), "buffer.train_batch_size", "changed"),
         ("gsm8k/gsm8k", ("trainer.max_token_len_per_gpu=64",), "trainer.max_token_len_per_gpu", "changed"),
+        ("gsm8k/trainer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
+        ("gsm8k/explorer", ("continue_from_checkpoint=false",), "continue_from_checkpoint", "info"),
         ("sft/sft", (f"{OTHER}={{path: x, share: 3}}",), "buffer.trainer_input", "info"),
         (
             "gsm8k/gsm8k",

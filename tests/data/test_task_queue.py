@@ -11,7 +11,7 @@ from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
 from trinity_core.data.files import RowLocation
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.task_queue import QueueTaskset, TaskQueue
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.errors import DataError
 
 TABLE = '"of ""users"""'
@@ -134,6 +134,33 @@ def test_a_queue_that_lost_tasks_is_refused(queue):
         anyone.execute(f"DELETE FROM {TABLE}")
     with raising(DataError, key="q"):
         TaskSchedule([opened(queue)], 2, 0).resume(position)
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 9), (9, 3), (9, 9), (3, 1)])
+def test_a_task_is_drawn_once_whatever_becomes_usable(queue, before, now):
+    """All tasks were drawn that had at most so many letters; then other ones are usable, and one arrives."""
+
+    class Letters(PromptCheck):
+        def problems(self, prompts, template):
+            too_long = [len(messages[-1]["content"]) > self.max_tokens for messages, _ in prompts]
+            return [DataError("too long") if refused else None for refused in too_long]
+
+    def schedule(longest):
+        taskset = QueueTaskset(TasksetConfig(name="q"), [], [], queue=queue, prompts=Letters(None, longest))
+        taskset.grow()
+        return TaskSchedule([taskset], 3, 0)
+
+    queue.add([{"prompt": "a"}, {"prompt": "long b"}, {"prompt": "cc"}])
+    order = schedule(before)
+    order.begin(1)
+    order.draw(3)
+    queue.add([{"prompt": "d"}])
+    queue.end()
+    resumed = schedule(now)
+    resumed.resume(order.position())
+    assert not resumed.is_exhausted
+    resumed.begin(2)
+    assert [task.messages[-1]["content"] for task in resumed.draw(3)] == ["d"] and resumed.is_exhausted
 
 
 def test_a_file_that_is_no_queue_is_refused(tmp_path):

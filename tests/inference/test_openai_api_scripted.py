@@ -224,6 +224,22 @@ def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
     assert limits[:3] == [256, 300, 9] and limits[3] == 1024 - len(speaker.heard[3]) < 256 and limits[4] == 7
 
 
+@pytest.mark.parametrize("limit", [256, None])
+def test_completion_without_max_tokens_has_the_limit_of_its_task_set(api, speaker, limit):
+    task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=limit))
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    model = ApiModel(
+        SimpleNamespace(tokenizer=api.tokenizer), task, ApiModels(api.server, "policy", sampling, api.pool)
+    )
+    say(speaker, "Yes.", "Yes.")
+    speaker.calls.clear()
+    client = api.client(model.session(0).session)
+    client.completions.create(model="policy", prompt="2 + 3?")
+    list(client.completions.create(model="policy", prompt="2 + 3?", stream=True))
+    limits = [request.sampling.max_tokens for call in speaker.calls for request in call]
+    assert limits == [limit or 1024 - len(prompt) for prompt in speaker.heard[-2:]]
+
+
 @pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_agents_work_unchanged(api, speaker, streams, model):
@@ -543,6 +559,18 @@ def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
         serving(tiny_folder, speaker, reasoning_parser="deepseek_r1"),
     ):
         pass
+
+
+def test_what_an_engine_that_speculates_refuses_is_refused_alone(speaker, tiny_folder):
+    say(speaker, "Yes.", "Yes.")
+    speaker.calls.clear()
+    with serving(tiny_folder, speaker, extra={"speculative_config": {"method": "ngram"}}) as api:
+        asks = {"model": "policy", "messages": ASK, "extra_body": {"min_p": 0.1}}
+        with pytest.raises(openai.BadRequestError):
+            api.client().chat.completions.create(**asks)
+        session = api.session(pinned={"min_p": 0.0})
+        api.client(session).chat.completions.create(**asks)  # sampled as the policy, whatever it asks for
+    assert sum(map(len, speaker.calls)) == 1
 
 
 # ---- agents as workflows ----

@@ -9,9 +9,11 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from raising import raising
 from rollout.fakes import FakeEngine
@@ -34,10 +36,12 @@ from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.shared_gpu import SharedGpu
-from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.sync.versions import TrainerRank, VersionGone, open_versions, run_versions
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.tracking.scores import valid_scores
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.publish import Publisher
 from trinity_core.workflows import WORKFLOWS, Reward, Workflow
 
 
@@ -89,8 +93,6 @@ def engine(tiny_folder):
 
 
 def publish(config, *versions):
-    import torch
-
     folder = open_versions("checkpoint", config.job_dir)
     for version in versions:
         folder.publish(version, [("w", torch.zeros(1))], keep=99)
@@ -475,6 +477,45 @@ def test_base_weights_do_not_stand_for_a_checkpoint(config, engine):
 
     assert asyncio.run(main())["version"] == 2
     assert {int(row.versions[0]) for row in stored(settings).lease(3, 12, 2, final=True)} == {2}
+
+
+@pytest.mark.parametrize("style", ["fixed", "trainer_driven"])
+def test_a_run_that_pushes_weights_resumes_before_its_first_push(config, engine, style):
+    """Version 0 is due at step 4 too; nobody pushes it, as the engines start with it."""
+    settings = config(synchronizer={"sync_method": "nccl", "sync_style": style, "sync_interval": 10})
+    versions, alone = run_versions(settings), Ranks(0, 1, torch.device("cpu"))
+    asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 3}), [engine]).run(explore))
+    with stored(settings) as store:
+        for step in (1, 2, 3):
+            assert store.lease(step, 6, step - 1)
+        store.commit(3)
+    trainer = TrainerRank(0, [], bool, bool, lambda: False)
+    publisher = versions.publisher(settings, trainer)
+    Publisher(settings, SimpleNamespace(ranks=alone), versions, publisher, lambda: 3).resume(3, settings.job_dir)
+    summary = asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert (summary["step"], summary["version"]) == (4, 0)
+
+
+@pytest.mark.parametrize(("changes", "steps"), [({}, 6), ({"train": 3}, 5), ({"train": 12}, 9), ({"repeat": 4}, 6)])
+def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, changes, steps):
+    """The trainer is at step 3 of 6, the explorer one step ahead; then train steps take other numbers of tasks."""
+
+    def resized(total_steps, train=6, repeat=2):
+        sizes = {"total_steps": total_steps, "train_batch_size": train}
+        settings = config(
+            buffer=sizes, algorithm={"repeat_times": repeat}, synchronizer={"sync_style": "explorer_driven"}
+        )
+        publish(settings, 0)
+        return settings
+
+    asyncio.run(Explorer(resized(4), [engine]).run(explore))
+    with stored(config()) as store:
+        for step in (1, 2, 3):
+            assert store.lease(step, 6, step - 1)
+        store.commit(3)
+    for _ in range(2):
+        summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
+        assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", steps, steps)
 
 
 @pytest.mark.parametrize("store_first", [True, False])

@@ -22,7 +22,7 @@ from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
-from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
+from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rollout_model import Completion
 
 ASK = [{"role": "user", "content": "Tom has 3 apples."}]
@@ -206,6 +206,57 @@ def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
     while any(thread.name == "workflow" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+QUEUED = """
+import time
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("half_a_second")
+def half_a_second(*, prompt, response, truth, task):
+    time.sleep(0.5)
+    return 1.0
+"""
+
+
+class Scored(Workflow):
+    async def run(self):
+        [reward] = await self.rewards.score("half_a_second", [RewardItem("")])
+        return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value)]
+
+
+class ScoredPlain(Workflow):
+    def run(self):
+        [reward] = self.rewards.score_sync("half_a_second", [RewardItem("")])
+        return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value)]
+
+
+@pytest.mark.parametrize("kind", [Scored, ScoredPlain])
+def test_time_of_verifiers_is_not_that_of_the_workflow(kind, monkeypatch, tmp_path):
+    """Six answers of half a second wait for one worker, and a workflow may take 0.3 s."""
+    monkeypatch.setitem(WORKFLOWS, "scored", kind)
+    monkeypatch.setattr(workflow_loops, "SHORTEST_WAIT", 0.05)
+    (tmp_path / "runner_test_rewards.py").write_text(QUEUED)
+    pool = RewardPool(1, 30.0, str(tmp_path))
+    tasks = [Task(i, {}, "set", "scored", group=f"g{i}") for i in range(6)]
+    outcomes = asyncio.run(TaskRunner(None, pool, 8, 0.3).run(tasks))
+    pool.close()
+    assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 6
+
+
+@pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
+def test_workflow_that_blocks_while_it_is_scored_is_ended(hang, monkeypatch):
+    class Both(Workflow):
+        async def run(self):
+            scoring = asyncio.create_task(self.rewards.score("math_reward", [RewardItem("#### 3", "#### 3")]))
+            await asyncio.sleep(0)
+            hang()
+            await scoring
+
+    monkeypatch.setitem(WORKFLOWS, "both", Both)
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
+    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 0.3).run([Task(0, {}, "set", "both")]))
+    assert isinstance(outcome.error, WorkflowTimeout)
 
 
 class AsksPlain(Workflow):

@@ -185,3 +185,42 @@ def test_weights_that_were_made_again_are_not_taken_for_the_old(tiny_folders, tm
     [audit] = audit_runs(settings.job_dir).values()
     assert audit.clean, audit.problems
     assert dict(audit.dropped_by) == {"weights_taken_back": 1} and audit.pending == 2
+
+
+def test_a_trainer_that_went_back_and_on_takes_sessions_back_too(tiny_folders, tmp_path):
+    """It had trained again and saved before the explorer was back: versions 1 and 2 are other weights."""
+    settings = config_of(tiny_folders, tmp_path)
+    weights = open_versions("checkpoint", settings.job_dir)
+
+    def publish(*versions):
+        for version in versions:
+            weights.publish(version, [("w", torch.zeros(1))], keep=99)
+
+    async def before():
+        async with Serving(settings, FakeEngine()) as serving:
+            publish(0)
+            assert await serving.judge(await serving.ask()) == 200
+            await until(lambda: serving.store.stats().ready == 1)
+            assert len(serving.store.lease(1, 1, 0)) == 1
+            publish(1, 2)
+            await until(lambda: serving.explorer.version == 2)
+            return await serving.ask()
+
+    async def after(session):
+        async with Serving(settings, FakeEngine()) as serving:
+            await until(lambda: serving.explorer.version == 2)
+            assert await serving.judge(session) == 200
+            assert await serving.judge(await serving.ask()) == 200
+            await until(lambda: serving.store.stats().ready == 1)
+
+    session = asyncio.run(before())
+    weights.rewind(0)
+    with open_run_store(settings) as store:
+        store.rewind(0)
+        for step in (1, 2):
+            store.lease(step, 1, step - 1, final=True)
+        store.commit(2)
+    publish(0, 1, 2)
+    asyncio.run(after(session))
+    [audit] = audit_runs(settings.job_dir).values()
+    assert dict(audit.dropped_by) == {"weights_taken_back": 1} and audit.pending == 1

@@ -31,7 +31,7 @@ from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names,
 from trinity_core.runtime.tracking_thread import _run_info
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.versions import open_versions, run_versions
 
 PARTS = {"explore", "train"}
 
@@ -170,8 +170,12 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
         assert stage.resumed_step == 0
         return stage.config
 
-    start(other)
-    config = start(tiny_folders.model)  # nothing was stored: the model may change
+    versions = run_versions(start(other))
+    for model, published in ((other, [0]), (tiny_folders.model, [])):  # nothing was stored: the model may change
+        versions.publish(0, [("w", torch.zeros(1))])
+        config = start(model)
+        assert versions.versions() == published, "weights of another model must not meet this one"
+    versions.remove()
     row = Experience(tokens=np.arange(6), prompt_length=3, action_mask=np.ones(3, bool), reward=1.0, group="g")
     with open_run_store(config) as store:
         store.position("explorer")
@@ -203,6 +207,21 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
         assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_new_run_has_no_weights_before_its_trainer(tmp_path: Path, tiny_folders: TinyFolders, trains: bool) -> None:
+    """What an explorer finds is of a trainer at work, or of a run whose folder was deleted."""
+    tree = grpo_tree(tmp_path, tiny_folders, 0, "checkpoint", "fixed") | {"mode": "explore"}
+    config = config_from_dict(tree)
+    versions = open_versions("checkpoint", config.job_dir)
+    versions.publish(0, [("w", torch.zeros(1))])
+    if trains:
+        hold(config.job_dir, "training")
+    resume(Stage(config, place(config, Machine(1, 0)), "rft"))
+    for name in lock_names(config, PARTS):
+        release(config.job_dir, name)
+    assert versions.versions() == ([0] if trains else [])
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folders: TinyFolders) -> None:

@@ -108,6 +108,43 @@ def test_longer_trainer_waits_for_finished_explorers(store):
     assert not store.exhausted()
 
 
+@pytest.mark.parametrize("trained", [1, 2])
+def test_explorer_that_finished_its_further_steps_stays_finished(store, trained):
+    """It was started again with more steps before the trainer, which had finished, or had been stopped before."""
+    store.begin("trainer", 2)
+    explore(store, 2)
+    train(store, *range(1, trained + 1))
+    explore(store, 4)
+    store.begin("trainer", 4)
+    assert store.exhausted() and store.lease(trained + 1, 2, trained) == []
+    store.begin("trainer", 4)
+    assert store.exhausted(), "the trainer is restarted"
+    store.begin("trainer", 6)
+    assert not store.exhausted(), "more steps again: now the trainer was first"
+    explore(store, 6)
+    assert store.exhausted()
+    store.begin("trainer", 8)
+    assert not store.exhausted()
+
+
+def test_restarted_explorer_stays_ahead_of_the_trainer(store):
+    store.begin("trainer", 2)
+    store.join("e", 2)
+    for _ in range(2):
+        assert not store.join("e", 4), "started with more steps, and once more after a crash"
+    explore(store, 4)
+    store.begin("trainer", 4)
+    assert store.exhausted()
+
+
+def explore(store, total):
+    """Start an explorer, and let it finish."""
+    assert not store.join("e", total)
+    for step in range(store.position("e").step + 1, total + 1):
+        store.put("e", step, {}, [], 0)
+    store.finished("e")
+
+
 def test_an_explorer_that_comes_back_is_waited_for(store):
     """A trainer may be ready long before the engines of an explorer that was cancelled and is started again."""
     for name in ("a", "further"):

@@ -117,6 +117,17 @@ def test_unaffected_explorer_still_waits(store):
     assert store.stats().explorers["e"]["waiting"] is None
 
 
+def test_oldest_rewind_since_a_lineage(store):
+    """To 4, then to 6 after that was made again, then to 5."""
+    for leased, back in (((1, 2, 3, 4, 5, 6), 4), ((5, 6, 7), 6), ((7,), 5)):
+        for step in leased:
+            store.lease(step, 2, step - 1, final=True)
+        store.rewind(back)
+    assert store.lineage() == 3
+    assert [store.went_back_to(lineage) for lineage in (0, 1, 2)] == [4, 5, 5]
+    assert store.went_back_to(3) == store.trainer().committed == 5
+
+
 def test_pruned_rows_are_counted_as_lost(store):
     play(store, 3, offset=9)
     store.commit(3)

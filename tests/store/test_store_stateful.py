@@ -33,6 +33,9 @@ class Life(RuleBasedStateMachine):
         self.sessions = {}
         self.states = {}  # explorer -> {"waiting", "finished", "left"}
         self.total = None  # train steps
+        self.totals = {}  # explorer -> its steps, as long as the trainer worked
+        self.ahead = {}  # explorer -> its steps, if they are more than before and the trainer's are not yet
+        self.behind = set()  # explorers that have no more steps yet, while the trainer has
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
         self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
@@ -139,9 +142,23 @@ class Life(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(EXPLORERS), total=st.integers(1, 9))
     def join(self, name, total):
-        if name in self.sessions:
-            self.sessions[name]["store"].join(name, total)
-            self.says(name, left=False)
+        if name not in self.sessions:
+            return
+        over, before = self.trainer_is_over, self.totals.get(name)
+        more = before is not None and total > before
+        assert self.sessions[name]["store"].join(name, total) == (over and not more)
+        self.says(name, left=False)
+        was_ahead = self.ahead.pop(name, None) is not None
+        if (more and (over or name not in self.behind)) or (was_ahead and total == before and not over):
+            self.ahead[name] = total
+        if more or before is None:
+            self.behind.discard(name)
+        if not over:
+            self.totals[name] = total
+
+    @property
+    def trainer_is_over(self):
+        return self.total is not None and self.checkpoints[-1] >= self.total
 
     # ---- trainer ----
 
@@ -151,10 +168,16 @@ class Life(RuleBasedStateMachine):
             self.trainer.expect_trainer()
             assert not self.trainer.trainer().finished
         if self.total is not None and total > self.total:
-            for name in self.states:
+            for name in self.states.keys() - self.ahead.keys():
                 self.says(name, finished=False)
+                self.behind.add(name)
+        ahead = self.ahead.copy()
+        if self.total is not None and total > self.total:
+            self.ahead.clear()
         self.trainer.begin("trainer", total)
         self.total = total
+        if not self.trainer_is_over:
+            self.totals |= ahead
 
     @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())
     def train(self, rows, whole, forget):
@@ -244,7 +267,7 @@ class Life(RuleBasedStateMachine):
         present = [state for state in self.states.values() if not state["left"]]
         done = bool(present) and all(state["finished"] for state in present)
         assert self.trainer.exhausted() == (done and not self.trainer.untrained())
-        assert self.trainer.trainer().finished == (self.total is not None and self.checkpoints[-1] >= self.total)
+        assert self.trainer.trainer().finished == self.trainer_is_over
 
     @invariant()
     def every_task_is_accounted_for(self):

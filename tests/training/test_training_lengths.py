@@ -6,6 +6,7 @@ from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.store.run_store import open_run_store
 from trinity_core.training.sources import open_source, total_steps
 
 TASKS, EPOCHS, REPEATS = 24, 2, 4
@@ -36,6 +37,20 @@ def lengths(make_config, tmp_path):
         return explored, total_steps(config, open_source(config, "demonstrations"))
 
     return lengths
+
+
+@pytest.fixture
+def commit(make_config, tmp_path):
+    """Save a checkpoint in the store of the run."""
+
+    def commit(step):
+        taskset = DATA.replace("PATH", str(tmp_path / "tasks.jsonl"))
+        with open_run_store(make_config("grpo", **BOTH, buffer__explorer_input__taskset=taskset)) as store:
+            for number in range(1, step + 1):
+                store.lease(number, 16, number - 1, final=True)
+            store.commit(step)
+
+    return commit
 
 
 def _batches(explored, batch_size, rollouts):
@@ -88,3 +103,21 @@ def test_weights_decide_how_many_tasks_fill_a_batch(make_config, tmp_path):
         config = make_config("grpo", buffer__batch_size=1, buffer__train_batch_size=32, **changes)
         opened = [Taskset.open(taskset, config.seed) for taskset in config.buffer.explorer_input.tasksets]
         assert explore_steps(config, TaskSchedule(opened, 1, 0)) == 10 * tasks
+
+
+@pytest.mark.parametrize(("train_batch_size", "steps"), [(16, 12), (32, 9), (8, 18)])
+def test_other_batches_count_from_the_checkpoint(lengths, commit, train_batch_size, steps):
+    """48 tasks, of which 6 train steps have taken 24."""
+    assert lengths(4, 16, **DYNAMIC) == (12, 12)
+    commit(6)
+    for _ in range(2):
+        assert lengths(4, train_batch_size, **DYNAMIC) == (12, steps), "also after a further start"
+
+
+@pytest.mark.parametrize("train_batch_size", [4, 16, 100])
+def test_synchronous_steps_count_from_the_checkpoint_too(lengths, commit, train_batch_size):
+    """A train step takes one explore step at most, however large its batch is."""
+    assert lengths(4, train_batch_size, **BOTH)[1] == max(12, 192 // train_batch_size)
+    commit(6)
+    taken = 6 * min(train_batch_size // 4, 4)
+    assert lengths(4, 8, **BOTH) == (12, 6 + (48 - taken) // 2)

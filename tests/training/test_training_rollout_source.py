@@ -112,3 +112,15 @@ def test_changed_expert_data_is_refused_by_a_resume(make_config: Any, tmp_path: 
     with pytest.raises(DataError):
         opened(10).rewind(1)
     opened(10).rewind(0)
+
+
+def test_rows_that_a_rewind_cannot_bring_back_are_logged(
+    source: RolloutSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.store.put("explorer", 1, {}, make_rows(4, 4), 0)
+    assert len(source.store.lease(1, 16, 0) or ()) == 16
+    source.store.commit(1)
+    source.store.prune(1)
+    source.rewind(0)
+    [lost] = [record.args for record in caplog.records if record.levelno == logging.WARNING]
+    assert lost == (0, 16)

@@ -42,7 +42,7 @@ def opened(make_config: Any, tmp_path: Any) -> Any:
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"buffer__train_batch_size": 4}, "buffer.train_batch_size was 8, is 4. Set it back, or start anew"),
+        ({"buffer__train_batch_size": 4}, "buffer.train_batch_size was 8, is 4. Set it back, or give the run another"),
         ({"seed": 7}, "seed was 42, is 7. "),
         ({"rows": ROWS[1:]}, f"{DATA} was 20 usable rows (fingerprint "),
         ({"rows": ROWS[::-1]}, f"{DATA} was 20 usable rows (fingerprint "),

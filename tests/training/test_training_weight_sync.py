@@ -262,6 +262,8 @@ def test_resumed_engines_get_each_version_that_is_due(
             if method == "nccl":
                 pushed = after.senders[0].sent if after.senders else []
                 assert pushed == [version for version in due if version], (saved, ahead)
+                if 0 in due and len(pushed) < 2:  # with two it is over by the second
+                    assert after.versions.has(0), (saved, ahead)
                 assert not pushed or after.held(pushed[-1]) == pushed[-1]
             else:
                 for version in due:

@@ -120,6 +120,8 @@ def test_openenv_core_itself_is_played():
         [one], model = play(url, "1", "3")
         assert one.reward == 1.0 and model.tokenizer.decode(one.tokens) == "<uPlay.\nGuess.><a1><uNo.><a3>"
         assert play(url, "unrewarded")[0][0].is_unscored
+        [one], _ = play(url, *["say"] * 10, action_key=None)
+        assert (one.reward, one.metrics["invalid_actions"]) == (0.0, 10) and one.action_mask.any()
         [one], model = play(url, '{"messag": "3"}', '{"message": "3"}', action_key=None)
         assert one.reward == 1.0 and one.metrics["invalid_actions"] == 1
         with pytest.raises(EnvironmentFailed, match="it broke"):

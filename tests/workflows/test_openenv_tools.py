@@ -49,8 +49,9 @@ def test_tools_of_openenv_core_itself_are_called():
         assert "<uError: " in text and "<uThat is no action. arguments: " in text
         [one], model = play(url, guess(1, 2, 3, 4))
         assert one.reward == 1.0 and one.metrics["turns"] == 1
-        [one], _ = play(url, *["3"] * 10)  # no call: turns that nobody judged
-        assert one.is_unscored and one.metrics["invalid_actions"] == 10
+        wrong, right = play(url, *["3"] * 10, guess(3), repeat_times=2)[0]  # no call in the first rollout
+        assert (wrong.reward, wrong.metrics["invalid_actions"]) == (0.0, 10) and wrong.action_mask.any()
+        assert right.reward == 1.0
         rows, _ = play(url, guess(3), guess(3), guess(3), repeat_times=3)  # of two sessions at a time
         assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
 

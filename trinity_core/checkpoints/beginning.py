@@ -21,22 +21,22 @@ STATE = "trainer_state.json"
 OTHER_ROWS = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
     "store: it would be trained on as if this model had. To continue, give the model that it began with; to start from "
-    "another, give the run another `name`, or set `continue_from_checkpoint: false`"
+    "another, give the run another `name`"
 )
 OTHER_ADAPTER = (
     "model.lora_configs[0].path is {now}, but the run in {folder} began with another adapter or with none, which "
     "sampled what waits in its store: it would be trained on as if this one had. To continue, give the adapter that it "
-    "began with; to start from another, give the run another `name`, or set `continue_from_checkpoint: false`"
+    "began with; to start from another, give the run another `name`"
 )
 OTHER_REFERENCE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
     "another model from here on. To continue, give the model that it began with; for another reference, give the run "
-    "another `name`, or set `continue_from_checkpoint: false`"
+    "another `name`"
 )
 OTHER_BASE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
     "that model. To continue, give the model that it began with; for an adapter of another, give the run "
-    "another `name`, or set `continue_from_checkpoint: false`"
+    "another `name`"
 )
 
 
@@ -94,8 +94,8 @@ def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base
 
 def begin_from(
     job_dir: JobLayout | Path | str, model_path: str, has_rows: bool, adapter_path: str | None = None
-) -> None:
-    """Note the model, and the adapter, that a run without a checkpoint begins with.
+) -> bool:
+    """Note the model, and the adapter, that a run without a checkpoint begins with. True if it had not noted the same.
 
     `has_rows`: rollouts wait in the run's store. Raises TrinityError if those are another model's or adapter's.
     """
@@ -107,6 +107,7 @@ def begin_from(
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root), key="model.lora_configs[0].path")
     if noted != present:
         write_json(layout.beginning, asdict(present))
+    return noted != present
 
 
 def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:

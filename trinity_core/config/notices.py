@@ -29,7 +29,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """A notice for each setting without effect in this run, and for each that another one changes."""
-    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged)
+    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -315,3 +315,14 @@ def _merged(config: Config) -> Iterator[Finding]:
         "merged; with memory or checkpoint they get the adapter alone."
     )
     yield _notice("synchronizer.sync_method", "info", message)
+
+
+def _apart(config: Config) -> Iterator[Finding]:
+    """Explorer and trainer of one run meet in its folder."""
+    if config.continue_from_checkpoint or config.is_supervised or config.mode not in ("explore", "serve", "train"):
+        return
+    message = (
+        "continue_from_checkpoint: false gives each run a folder of its own, so explorer and trainer do not meet if "
+        "they are started one by one. Start both as one flow (docs/async.md), or give all files a new `name` instead."
+    )
+    yield _notice("continue_from_checkpoint", "info", message)

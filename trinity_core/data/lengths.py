@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats
 from trinity_core.config.schema import Config
 from trinity_core.data.schedule import TaskSchedule, Weighted
 
 
-def explore_steps(config: Config, schedule: TaskSchedule) -> int:
+@dataclass(frozen=True, slots=True)
+class TasksTaken:
+    """How many tasks train steps take. Where that has changed between two starts, counted from the step of the change.
+
+    A part of a run keeps it as JSON: an explorer in its position, a trainer in `trainer_meta.json`.
+    """
+
+    each: int
+    """Tasks of a train step after `step`."""
+    step: int = 0
+    before: int = 0
+    """Tasks that the steps up to `step` have taken."""
+
+    def by(self, step: int) -> int:
+        """Tasks that the steps up to `step` take."""
+        return self.before + (step - self.step) * self.each
+
+    def steps(self, tasks: int) -> int:
+        """Train steps that take this many."""
+        return self.step + max(0, -(-(tasks - self.before) // self.each))
+
+
+def explore_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | None = None) -> int:
     """Explore steps of the run: from `total_steps`, else from the epochs.
 
     In fixed style each explore step feeds one train step. Otherwise the explore steps produce the rows that the train
-    steps take.
+    steps take, by default as many in each.
     """
     total = config.buffer.total_steps
     if total is None:
         return schedule.steps(config.buffer.total_epochs)
     if config.is_synchronous:
         return total
-    return -(-total * _tasks_taken(config, schedule) // schedule.batch_size)
+    taken = taken or TasksTaken(tasks_taken(config, schedule))
+    return -(-taken.by(total) // schedule.batch_size)
 
 
-def training_steps(config: Config, schedule: TaskSchedule) -> int:
+def training_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | None = None) -> int:
     """Train steps that consume everything the epochs' explore steps produce.
 
-    In fixed style at least one per explore step, because the next one waits for its weights; a batch is short if the
-    step produced fewer rows. With experience operators the number of rows is unknown, so it is one per explore step.
+    With experience operators the number of rows is unknown, so it is one per explore step.
     """
     explored = schedule.steps(config.buffer.total_epochs)
     pipeline = config.data_processor.experience_pipeline
     if pipeline is not None and pipeline.operators:
         return explored
-    steps = -(-explored * schedule.batch_size // _tasks_taken(config, schedule))
-    return max(steps, explored) if config.is_synchronous else steps
+    taken = taken or TasksTaken(tasks_taken(config, schedule))
+    return taken.steps(explored * schedule.batch_size)
 
 
 def rollouts_taken(config: Config) -> int:
@@ -68,12 +91,18 @@ def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
     return rows - expert, expert
 
 
-def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
-    """Tasks per train step, in whole groups of the mean size; where that changes with the weights, of the smallest."""
+def tasks_taken(config: Config, schedule: TaskSchedule) -> int:
+    """Tasks per train step, in whole groups of the mean size; where that changes with the weights, of the smallest.
+
+    In fixed style at most those of an explore step, because the next one waits for the weights of a train step; a batch
+    is short if the step produced fewer rows.
+    """
     rollouts, mixture = rollouts_taken(config), schedule.mixture
     repeats = [taskset.config.repeat_times or 1 for taskset in schedule.tasksets]
     if isinstance(mixture, Weighted):
         steps = {step for points in mixture.weights for step in points}  # linear between them, so extreme at them
-        return math.ceil(rollouts / min(float(mixture.shares(step) @ repeats) for step in steps) - 1e-9)
-    an_epoch = sum(size * times for size, times in zip(schedule.sizes, repeats, strict=True))
-    return -(-rollouts * schedule.epoch_length // an_epoch)
+        tasks = math.ceil(rollouts / min(float(mixture.shares(step) @ repeats) for step in steps) - 1e-9)
+    else:
+        an_epoch = sum(size * times for size, times in zip(schedule.sizes, repeats, strict=True))
+        tasks = -(-rollouts * schedule.epoch_length // an_epoch)
+    return min(tasks, schedule.batch_size) if config.is_synchronous else tasks

@@ -259,7 +259,12 @@ class TaskSchedule:
         epoch, offset = divmod(drawn, self.epoch_length or drawn + 1)
         place = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
         learned = {"observed": self._learned, "state": self._states()} if self._learns else {}
-        return {**place, **learned, **self._order_inputs()}
+        last = {
+            taskset.name: taskset.id_of(count)
+            for taskset, count in zip(self.tasksets, self._drawn, strict=True)
+            if isinstance(taskset, QueueTaskset)
+        }
+        return {**place, "last_from_queues": last, **learned, **self._order_inputs()}
 
     @property
     def _learns(self) -> bool:
@@ -279,7 +284,7 @@ class TaskSchedule:
         if stored:
             self._drawn = list(stored["drawn_from"])
         self.step = stored.get("step", 0)
-        self._check_queues()
+        self._find_in_queues(stored.get("last_from_queues", {}))
         if not stored or not self._learns:
             return
         for past in positions():
@@ -288,16 +293,19 @@ class TaskSchedule:
         if self._states() != stored.get("state"):
             raise DataError(
                 f"the run cannot continue after explore step {self.step}: what its task selector had learned cannot be "
-                "rebuilt from the steps in its store. Start anew: with another name, or with "
-                "continue_from_checkpoint: false",
+                "rebuilt from the steps in its store. Give the run another `name`",
                 key="task_selector",
             )
 
-    def _check_queues(self) -> None:
-        for taskset, drawn in zip(self.tasksets, self._drawn, strict=True):
+    def _find_in_queues(self, last: Mapping[str, int]) -> None:
+        """Continue each queue after the task that was drawn last, by its id: which tasks are usable depends on settings
+        that may have changed. Raises DataError if a queue has lost tasks."""
+        for source, (taskset, drawn) in enumerate(zip(self.tasksets, self._drawn, strict=True)):
             if isinstance(taskset, QueueTaskset):
                 taskset.grow()
-                if len(taskset) < drawn:
+                if taskset.name in last:
+                    self._drawn[source] = taskset.count_to(last[taskset.name])
+                if taskset.last < last.get(taskset.name, 0) or len(taskset) < self._drawn[source]:
                     raise DataError(
                         f"the run cannot continue after explore step {self.step}: {drawn} tasks of '{taskset.name}' "
                         f"were drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
@@ -350,8 +358,8 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if changed:
         raise DataError(
             f"the run cannot continue where it stopped, its rows would come in another order: {'; '.join(changed)}. "
-            "Set it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows "
-            "are named in the log; a newer version may reject rows that an older one took.)",
+            "Set it back, or give the run another `name`. (Rejected rows are named in the log; a newer version may "
+            "reject rows that an older one took.)",
             key=changed[0].partition(" was ")[0],
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ class QueueTaskset(Taskset):
         read = [(self._location(number), _read(text)) for number, text in texts]
         for start in range(0, len(read), CHUNK):
             self._take(read[start : start + CHUNK])
+
+    def id_of(self, number: int) -> int:
+        """The id of usable task `number`, from 1; 0 for 0."""
+        return self.locations[number - 1].line if number else 0
+
+    def count_to(self, last: int) -> int:
+        """Number of usable tasks up to the id `last`."""
+        return bisect_right(self.locations, last, key=lambda location: location.line)
 
     def _location(self, number: int) -> RowLocation:
         assert self.queue is not None

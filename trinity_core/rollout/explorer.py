@@ -76,7 +76,7 @@ class Explorer:
         self._step = 0
         self._lineage: int | None = None
         self._left: int | None = None
-        """The version to which the trainer went back, until the engines have weights of the new lineage."""
+        """The oldest version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
@@ -109,7 +109,6 @@ class Explorer:
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
         store = self._open.store
-        self._trainer = await asyncio.to_thread(TrainerWatch, store, self.name, self.total_steps)
         async with present(store, self.name):
             while True:
                 try:
@@ -433,11 +432,13 @@ class Explorer:
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         stored = self._open.store.position(self.name)
-        self._steps.resume(stored.position, lambda: self._open.store.positions(self.name))
+        self._steps.resume(stored.position, lambda: self._open.store.positions(self.name), self._open.store.stats)
+        self._trainer = self._trainer or TrainerWatch(self._open.store, self.name, self.total_steps)
         position = stored.position or {}
         before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
         if before != stored.lineage:
-            self.version, self._left = None, self._open.store.trainer().committed
+            back = self._open.store.went_back_to(before)
+            self.version, self._left = None, back if self._left is None else min(back, self._left)
         self._lineage, self._step = stored.lineage, stored.step
         self._evaluated = position.get("evaluated")
         self._open.operator_input.resume(stored.step)

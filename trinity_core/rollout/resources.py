@@ -17,7 +17,6 @@ from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message
 from trinity_core.data.joined import JoinedInputs, open_inputs
-from trinity_core.data.lengths import explore_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
@@ -161,7 +160,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
-    reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
+    reward_workers = config.explorer.reward_workers or max(1, len(os.sched_getaffinity(0)) // 2)
+    reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
     rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
@@ -210,8 +210,7 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
-    steps = explore_steps(config, schedule)
-    return TaskSteps(schedule, runner, steps, in_waves=config.is_synchronous, joined=read.joined)
+    return TaskSteps(schedule, runner, config, read.joined)
 
 
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:

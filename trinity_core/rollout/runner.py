@@ -21,12 +21,13 @@ from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
-from trinity_core.rollout.workflow_loops import WorkflowLoops
-from trinity_core.threads import InterruptibleThreads
+from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
+from trinity_core.threads import InterruptibleThreads, RunsElsewhere
 from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 log = logging.getLogger(__name__)
 
@@ -185,21 +186,22 @@ class TaskRunner:
         """
         began = time.time()
         model: Any = None
+        rewards = AttemptRewards(self.rewards, self.loops.outside)
 
         def start() -> Coroutine[Any, Any, list[Experience]]:
             nonlocal model
             _end(model, outcome, succeeded=False)
             model = self._model(outcome.task)
-            return run_workflow(outcome.task, model, self.auxiliary, self.rewards, self.threads)
+            return run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
 
         try:
-            experiences = await self.loops.run(start, self.timeout)
+            experiences = await self.loops.run(start, self.timeout, rewards.verifying)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
         except (TransientFault, WeightSyncError, EndpointError, RewardError):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
-            outcome.error = error
+            outcome.error = rewards.named(error) if isinstance(error, WorkflowTimeout) else error
             if self.api is not None:  # an agent hears of lost engines by an answer of the server
                 self.api.pool.check()
         finally:
@@ -328,6 +330,38 @@ def _all_lost(where: str, outcomes: Sequence[Outcome], reason: str) -> TrinityEr
 
 
 @dataclass
+class AttemptRewards:
+    """The `RewardRunner` of one attempt at a task. It tells verifiers' time, which is not the workflow's own: each of
+    their verdicts has a limit, but an answer may wait for those of all other tasks. Models have none, so theirs is.
+    """
+
+    rewards: RewardRunner
+    outside: RunsElsewhere
+    verifying: BusyTimer = field(default_factory=BusyTimer)
+    asking: BusyTimer = field(default_factory=BusyTimer)
+    """While models are asked for a verdict."""
+
+    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        if name not in MODEL_REWARDS:
+            return await self.outside(self._verified(name, items))
+        with self.asking:
+            return await self.rewards.score(name, items)
+
+    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        with self.asking if name in MODEL_REWARDS else self.verifying:
+            return self.rewards.score_sync(name, items)
+
+    def named(self, error: WorkflowTimeout) -> WorkflowTimeout:
+        """The error with what the workflow waited for."""
+        seconds = self.asking.seconds
+        return WorkflowTimeout(f"{error}; verdicts of models took {seconds:.0f} s of its time") if seconds else error
+
+    async def _verified(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        with self.verifying:
+            return await self.rewards.score(name, items)
+
+
+@dataclass
 class TimedRewards:
     """A `RewardRunner` that also measures the time in which anything is scored."""
 
@@ -339,5 +373,5 @@ class TimedRewards:
             return await self.rewards.score(name, items)
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """See `RewardRunner.score_sync`; in a thread, so its time is not measured."""
-        return self.rewards.score_sync(name, items)
+        with self.busy:
+            return self.rewards.score_sync(name, items)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from trinity_core.config import Config
 from trinity_core.data.experience import Experience
 from trinity_core.data.joined import JoinedInputs
+from trinity_core.data.lengths import TasksTaken, explore_steps, rollouts_taken, tasks_taken
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.data.task import Task
@@ -26,6 +28,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.pipelines.operators import FailedGroup, Operators
 from trinity_core.rollout.metrics import dropped_whole, experiences_of, scores_of
 from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
+from trinity_core.store.presence import Stats
 from trinity_core.threads import DaemonThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.waits import Wait, poll_async
@@ -38,6 +41,12 @@ DROPPED_HELD = 100
 """Sessions without feedback that wait for a step with experiences; of more, a step of their own is made."""
 SERVED = "served"
 """The task set of users' sessions in the ledger."""
+TAKEN = "tasks_taken"
+"""Key of a stored position."""
+CHANGED = (
+    "buffer.train_batch_size or repeat_times has changed: train steps after step %d take %d tasks each, so the run has "
+    "%d explore steps instead of %d"
+)
 OPERATOR_SECONDS = 3600.0
 """For the operators of a step. A model as a judge may be among them."""
 T = TypeVar("T")
@@ -73,10 +82,10 @@ class StepSource(Protocol):
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
 
-    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         """Continue at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
 
-        `positions` gives those of all steps so far.
+        `positions` gives those of all steps so far, `stats` the state of the store.
         """
 
     def stored(self) -> None:
@@ -92,12 +101,16 @@ class TaskSteps:
 
     schedule: TaskSchedule
     runner: TaskRunner
-    total_steps: int
-    in_waves: bool
-    """See `TaskRunner.run`."""
+    config: Config
     joined: JoinedInputs = field(default_factory=JoinedInputs)
     """Columns that experiences get for the operators."""
     text: str = ""
+    taken: TasksTaken | None = None
+    """Known from `resume` on."""
+
+    @property
+    def total_steps(self) -> int:
+        return explore_steps(self.config, self.schedule, self.taken)
 
     def rows(self, step: int) -> int:
         return self.schedule.rollouts(step)
@@ -131,7 +144,7 @@ class TaskSteps:
 
     async def further(self, step: int, count: int) -> list[Outcome]:
         """See `StepSource`. The schedule sees scores as the workflows gave them, before any operator."""
-        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
+        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.config.is_synchronous)
         for outcome in outcomes:
             self.schedule.observe(outcome.task, scores_of(outcome.of_task))
             columns = self.joined.columns(outcome.task.raw)
@@ -140,10 +153,21 @@ class TaskSteps:
         return outcomes
 
     def position(self, step: int) -> dict[str, Any]:
-        return self.schedule.position()
+        assert self.taken is not None, "resume comes first"
+        return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
-    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
+        """See `StepSource`. If train steps now take another number of tasks, those still to come are counted anew."""
         self.schedule.resume(position, positions)
+        each = tasks_taken(self.config, self.schedule)
+        self.taken = TasksTaken(**(position or {}).get(TAKEN, {"each": each}))
+        if self.taken.each != each:
+            before, known = self.total_steps, stats()
+            waiting = (known.ready + known.leased) * each // rollouts_taken(self.config)
+            explored = self.schedule.step * self.schedule.batch_size
+            self.taken = TasksTaken(each, known.committed, max(0, explored - waiting))
+            if self.total_steps != before:
+                log.warning(CHANGED, known.committed, each, self.total_steps, before)
 
     def stored(self) -> None:
         """Nothing to do: a task is known by its place."""
@@ -228,7 +252,7 @@ class ServedSteps:
         """See `StepSource`: also the sessions of the step, by which a restarted explorer knows that they are stored."""
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
-    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
         stored = position or {}
         self._count = stored.get("served", 0)
         for session in self.served_sessions.resume(stored.get("sessions", ())):

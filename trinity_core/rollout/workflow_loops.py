@@ -20,12 +20,15 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from trinity_core.threads import Bridge, Interrupted, Loop, interrupt
+from trinity_core.timing import BusyTimer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_SECONDS = 5.0
 """For a workflow that took too long to notice that it is ended."""
+SHORTEST_WAIT = 1.0
+"""Between two looks at whether a workflow still waits for a verifier."""
 YIELD_SECONDS = 60.0
 """Longest stretch of synchronous code in a workflow while the time of another one is over."""
 
@@ -46,8 +49,13 @@ class WorkflowLoops:
     _left_behind: WeakSet[Loop] = field(default_factory=WeakSet)
     _freeing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+    async def run(
+        self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float, uncounted: BusyTimer | None = None
+    ) -> T:
         """What a workflow returns. Raises what it raises, and `WorkflowTimeout` if it takes longer than `seconds`.
+
+        The time of `uncounted` is not the workflow's own. It must not depend on the workflows' loop, which may be
+        blocked.
 
         Workflows that begin in one turn of the caller's loop begin in one turn of theirs.
         """
@@ -55,7 +63,7 @@ class WorkflowLoops:
             lane = self._lane()
             call = lane.inward.call(work())
             try:
-                in_time = await self._wait(lane, call, seconds)
+                in_time = await self._wait(lane, call, seconds, uncounted or BusyTimer())
                 if not in_time:
                     call.cancel()
                     await lane.ping(CANCEL_SECONDS)
@@ -87,11 +95,14 @@ class WorkflowLoops:
             self._present = _Lane(asyncio.get_running_loop())
         return self._present
 
-    async def _wait(self, lane: _Lane, call: asyncio.Future[Any], seconds: float) -> bool:
+    async def _wait(self, lane: _Lane, call: asyncio.Future[Any], seconds: float, uncounted: BusyTimer) -> bool:
         """Wait for a call to end, time in which another workflow held it up not counted; False if it takes longer."""
         while True:
-            began = time.monotonic()
-            await asyncio.wait({call}, timeout=seconds)
+            began, left = time.monotonic(), seconds
+            while left and not call.done():
+                before = uncounted.seconds
+                await asyncio.wait({call}, timeout=left)
+                left = max(spent, SHORTEST_WAIT) if (spent := uncounted.seconds - before) else 0.0
             if call.done():
                 return True
             async with self._freeing:

@@ -36,6 +36,7 @@ from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
+from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
@@ -44,12 +45,12 @@ log = logging.getLogger(__name__)
 
 OTHER_MODEL = (
     "The checkpoints of this run began from the model %s; those weights are trained further, and not those of model."
-    "model_path %s. To start from that model, give the run another `name` or set `continue_from_checkpoint: false`."
+    "model_path %s. To start from that model, give the run another `name`."
 )
 
 BEYOND = (
     "The run in %s has a checkpoint of step %s, and buffer.total_steps is %s: nothing is trained, its result is that "
-    "checkpoint. For a shorter run, give it another `name` or set `continue_from_checkpoint: false`."
+    "checkpoint. For a shorter run, give it another `name`."
 )
 
 OTHER_STORE = (
@@ -58,6 +59,8 @@ OTHER_STORE = (
     "these weights further with a new store, give the run another `name` and set model.model_path to "
     ".../global_step_N/actor/huggingface."
 )
+TRAINING = "training"
+"""The lock of a run that trains."""
 RECORD = ".settings.json"
 """End of the name of a record; before it stand a dot and the name of the lock."""
 
@@ -199,7 +202,7 @@ def resume(stage: Stage) -> Stage:
     with on_failure(lambda: unlock_run(stage)):
         step = resume_step(config, components)
         with on_failure(lambda: withdraw(config, sys.exception(), components)):
-            return _resumed(stage, step)
+            return _resumed(stage, step, components)
 
 
 def unlock_run(stage: Stage) -> None:
@@ -208,12 +211,15 @@ def unlock_run(stage: Stage) -> None:
         release(stage.config.job_dir, name)
 
 
-def _resumed(stage: Stage, step: int) -> Stage:
+def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
     """The stage that resumes from `step`. Raises TrinityError as `resume` says."""
     config = stage.config
     if not step and config.model.model_path:
         lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
-        begin_from(config.job_dir, config.model.model_path, has_rows, lora.path if lora is not None else None)
+        is_new = begin_from(config.job_dir, config.model.model_path, has_rows, lora.path if lora is not None else None)
+        # Weights that are there were published for another model, or for a run whose folder was deleted.
+        if is_new and not config.is_supervised and ("train" in components or not is_held(config.job_dir, TRAINING)):
+            run_versions(config).rewind(-1)
     steps = config.trainer.total_steps or config.buffer.total_steps
     if steps and step > steps:
         stage = replace(stage, warnings=(*stage.warnings, BEYOND % (config.job_dir, step, steps)))
@@ -282,7 +288,7 @@ def in_newest_folder(config: Config) -> Config:
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
     """The locks that a run of these components holds. Each explorer of a run has its own lock."""
-    names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
+    names = {"train": TRAINING, "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
 
 
@@ -322,7 +328,7 @@ def resume_step(config: Config, components: set[str]) -> int:
         if "train" in components:
             abandon_after(config.job_dir, step)
             run_versions(config).rewind(step)
-            store.rewind(step)
+            warn_of_lost(store.rewind(step))
             rewind(config.job_dir, step, store.explorer_steps)
             store.expect_trainer()
         store.expect(config.explorer.name)
@@ -382,7 +388,7 @@ def _record(job_dir: Path, lock: str) -> Path:
 
 
 def _holder_name(lock: str) -> str:
-    return "the trainer" if lock == "training" else lock.replace("_", " ", 1)
+    return "the trainer" if lock == TRAINING else lock.replace("_", " ", 1)
 
 
 def _database(url: str) -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Connection, and_, delete, func, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertPosition, ExpertSource
-from trinity_core.store.schema import State, Tables, in_queue, kept, statements
+from trinity_core.store.schema import REWIND, State, Tables, in_queue, kept, statements
 from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
+LOST = (
+    "the run goes back to step %d, before the oldest checkpoint that was kept: %d rows that later steps trained on are "
+    "deleted and not trained on again; `trinity audit` names their tasks"
+)
+log = logging.getLogger(__name__)
 EVERY_ROW = 2**31 - 1
 """More rows than any queue has."""
 
@@ -127,6 +133,12 @@ class Rewound:
     """Explorers that were rewound, with the step after which they resume."""
 
 
+def warn_of_lost(rewound: Rewound) -> None:
+    """Log the rows that a rewind could not bring back, if any."""
+    if rewound.lost_rows:
+        log.warning(LOST, rewound.step, rewound.lost_rows)
+
+
 def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
     """Undo everything after trainer step `step`, inside a write transaction.
 
@@ -145,6 +157,7 @@ def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
     ids, lost = _release(connection, t, step)
     dropped = sum(_drop_steps(connection, t, explorer, begin) for explorer, begin in first.items())
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
+    connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
     connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
     explorers = {explorer: begin - 1 for explorer, begin in first.items()}

@@ -18,7 +18,7 @@ from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables, in_queue
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
 ANNOUNCED = "announced"
-"""Role of a row with the steps of an explorer that waits for a trainer with more steps than the one that finished."""
+"""Role of a row with the steps of an explorer that has more of them than before, and whose trainer has yet to."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 
@@ -74,16 +74,20 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
     """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
-    they are waited for until they say again that they have finished. Announced steps count from now on."""
-    before = trainer_state(connection, t).total
+    they are waited for until they say again that they have finished, except those that have begun with more already.
+    """
+    p, before = t.presence, trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
+    rows = connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED))
+    announced: dict[str, int] = dict(rows.tuples().all())
     if before is not None and before < total:
-        connection.execute(update(t.explorers).values(finished=False))
-    if not trainer_state(connection, t).finished:
-        p = t.presence
-        for row in connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED)).all():
-            note(connection, t, EXPLORER, row.name, total=row.total)
+        connection.execute(update(t.explorers).where(t.explorers.c.name.not_in(announced)).values(finished=False))
+        others = and_(p.c.role == EXPLORER, p.c.name.not_in(announced))
+        connection.execute(update(p).where(others).values(expected=True))
         connection.execute(delete(p).where(p.c.role == ANNOUNCED))
+    if not trainer_state(connection, t).finished:
+        for explorer, steps in announced.items():
+            note(connection, t, EXPLORER, explorer, total=steps)
 
 
 def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
@@ -91,19 +95,24 @@ def join_explorer(connection: Connection, t: Tables, name: str, total: int | Non
     on.
 
     That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
-    trainer with more steps is expected too, and until it begins these steps are only announced.
+    trainer with more steps is expected too, and until it begins these steps are only announced. They are announced as
+    well if the trainer has not finished, unless it has more steps since this explorer was last there.
     """
     p = t.presence.c
-    before = connection.execute(select(p.total).where(p.role == EXPLORER, p.name == name)).scalar()
+    roles = select(p.role, p.total, p.expected).where(p.role.in_((EXPLORER, ANNOUNCED)), p.name == name)
+    known = {row.role: row for row in connection.execute(roles)}
+    before, is_expected = (known[EXPLORER].total, known[EXPLORER].expected) if EXPLORER in known else (None, False)
+    has_more = before is not None and total is not None and total > before
     connection.execute(delete(t.presence).where(p.role == ANNOUNCED, p.name == name))
-    if not trainer_state(connection, t).finished:
-        note(connection, t, EXPLORER, name, total=total, seen=now, left=False)
-        return False
-    note(connection, t, EXPLORER, name, seen=now, left=False)
-    if before is None or total is None or total <= before:
-        return True
-    note(connection, t, ANNOUNCED, name, total=total)
-    return False
+    is_over = trainer_state(connection, t).finished
+    is_answer = has_more or before is None
+    note(connection, t, EXPLORER, name, seen=now, left=False, expected=is_expected and not is_answer)
+    is_ahead = has_more and (is_over or not is_expected)
+    if is_ahead or (ANNOUNCED in known and total == before and not is_over):
+        note(connection, t, ANNOUNCED, name, total=total)
+    if not is_over:
+        note(connection, t, EXPLORER, name, total=total)
+    return is_over and not has_more
 
 
 def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:

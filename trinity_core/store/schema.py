@@ -51,6 +51,8 @@ BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
 """Of tables without an integer as their key: SQLite then writes one page for a row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
+REWIND = "rewind"
+"""Role of a row with the step that a rewind went back to; its name is the lineage that began then."""
 
 
 class State(IntEnum):
@@ -93,7 +95,7 @@ class Tables:
     lease_groups: Table
     presence: Table
     """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all; whether an
-    explorer has left before its last step, and whether the trainer is about to begin again."""
+    explorer has left before its last step, and whether a member is about to begin again."""
 
 
 def tables(namespace: str) -> Tables:

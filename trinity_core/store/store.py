@@ -29,7 +29,7 @@ from trinity_core.store.expert import ExpertSource
 from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.presence import Contribution, Stats, TrainerPresence, stats_of
-from trinity_core.store.schema import EXPLORER, TRAINER, statements, tables
+from trinity_core.store.schema import EXPLORER, REWIND, TRAINER, statements, tables
 from trinity_core.store.strategies import Fifo, Strategy, first_explore_step
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
@@ -261,7 +261,8 @@ class ExperienceStore:
     def begin(self, trainer: str, total_steps: int) -> None:
         """Record that the trainer begins, with its total number of steps; a trainer calls this after `rewind`.
 
-        If these are more than before, explorers that have finished count as unfinished until they say it again.
+        If these are more than before, explorers that have finished count as unfinished until they say it again, unless
+        they have begun with more steps already.
         """
         with self._database.write() as connection:
             presence.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
@@ -370,6 +371,16 @@ class ExperienceStore:
         """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
         with self._database.read() as connection:
             return presence.trainer_state(connection, self._tables)
+
+    @again_if_away
+    def went_back_to(self, since: int) -> int:
+        """The oldest step that the trainer went back to after lineage `since`; where that is not recorded (an older
+        version did not), its newest checkpoint."""
+        p = self._tables.presence.c
+        with self._database.read() as connection:
+            rewinds = connection.execute(select(p.name, p.total).where(p.role == REWIND)).all()
+            steps = [row.total for row in rewinds if int(row.name) > since]
+            return min(steps, default=presence.trainer_state(connection, self._tables).committed)
 
     @again_if_away
     def reaches(self, step: int) -> bool:

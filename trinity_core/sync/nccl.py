@@ -1,8 +1,9 @@
 """The sync method `nccl`: the trainer pushes weights into the engines; a record only names the version.
 
-Version 0 is what engines start with and is not pushed. The connection is made with the first push, when the engines
-have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no explore
-step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its version.
+Version 0 is what engines start with: it is announced, not pushed. The connection is made with the first push, when the
+engines have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no
+explore step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its
+version.
 
 A synchronous run with `sync_interval` above 1 or a `sync_offset` samples with older weights than the trainer's. To
 resume exactly it needs them in its checkpoints, so before each push the tensors are copied to shared memory.
@@ -104,7 +105,11 @@ class PushPublisher:
         self._push(version, check, None)
 
     def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
-        self._push(version, check, tensors)
+        """See `WeightPublisher`. Version 0 is only announced: engines of a run that resumes start with it."""
+        if version:
+            self._push(version, check, tensors)
+        elif self._trainer.rank == 0:
+            self._versions.publish(version, [], check)
 
     def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:
         # Engines that nothing was pushed to hold version 0: whichever newer version is waited for, they get this one.

@@ -156,8 +156,8 @@ class Publisher:
         for version in self._to_publish(step, kept):
             if version == step:
                 self.publish(step)
-            else:
-                check, tensors = read_version(kept[version]) if self.learner.ranks.first else (None, {})
+            else:  # engines that are pushed to have version 0 without a file
+                check, tensors = read_version(kept[version]) if version in kept else (None, {})
                 self._publisher.publish_kept(version, check, tensors)
         self._write_latest()
 
@@ -165,9 +165,9 @@ class Publisher:
         """What `resume` must publish, on every rank; `kept` are the versions in the checkpoint."""
         wanted: list[int] = []
         if self.learner.ranks.first:
-            there = self.versions.there_at_start()
-            needed = self._schedule.resumed_versions(step, self._oldest_needed(step), {*there, *kept})
-            wanted = [version for version in needed if version == step or version not in there]
+            available, loadable = {*self.versions.there_at_start(), *kept}, self.versions.whole()
+            needed = self._schedule.resumed_versions(step, self._oldest_needed(step), available)
+            wanted = [version for version in needed if version == step or version not in loadable]
         message = json.dumps(wanted).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(message, self.learner.ranks)))
 

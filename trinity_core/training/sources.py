@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
-from trinity_core.data.lengths import takes_whole_step, training_steps
+from trinity_core.data.lengths import TasksTaken, takes_whole_step, tasks_taken, training_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
@@ -25,6 +26,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
+from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.presence import (
     SEEN_SECONDS,
     TRAINER,
@@ -44,6 +46,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two checks of what is waited for."""
+TAKEN = "tasks_taken"
+"""Key of `trainer_meta.json`."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
 BUSY_TIMES = 24
@@ -51,6 +55,7 @@ BUSY_TIMES = 24
 BUSY = (
     "train step %d: no experience in %g s, but an explorer is at work, perhaps in a long evaluation; still waiting. %s"
 )
+CHANGED = "buffer.train_batch_size or repeat_times has changed: train steps after step %d take %d tasks each"
 SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_read_timeout); %s"
 
 
@@ -246,7 +251,7 @@ class RolloutSource:
         """
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
-        self.store.rewind(step)
+        warn_of_lost(self.store.rewind(step))
         self.archive.rewind(step)
 
     def explorer_steps(self) -> dict[str, int]:
@@ -329,8 +334,22 @@ def total_steps(config: Config, source: BatchSource) -> int:
         return source.data.steps(config.buffer.total_epochs, source.rows)
     if not config.buffer.explorer_input.tasksets:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
+    assert isinstance(source, RolloutSource)
     opened = open_tasksets(config, policy_encoder(config.model))
-    return training_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))
+    schedule = TaskSchedule(opened, config.buffer.batch_size, config.seed)
+    return training_steps(config, schedule, _taken(config, source, tasks_taken(config, schedule)))
+
+
+def _taken(config: Config, source: RolloutSource, each: int) -> TasksTaken:
+    """The tasks of the run's train steps; if it is another number than before, that holds after the last checkpoint."""
+    meta = JobLayout(config.job_dir).trainer_meta
+    taken = TasksTaken(**read_meta(meta).get(TAKEN, {"each": each}))
+    if taken.each != each:
+        step = source.store.trainer().committed
+        taken = TasksTaken(each, step, taken.by(step))
+        log.warning(CHANGED, step, each)
+    update_meta(meta, **{TAKEN: asdict(taken)})
+    return taken
 
 
 def wait_lease(

@@ -243,14 +243,13 @@ class PoolClient(EngineClient):
         return choices
 
     def _request(self, core: EngineCoreRequest) -> Request:
-        params = _params(core)
+        params, prompt = _params(core), np.array(core.prompt_token_ids, dtype=np.int32)
         assert params.max_tokens is not None
         exchange = EXCHANGE.get()
         if exchange is not None and exchange.max_tokens is not None:
             # Here, as vLLM refuses a request whose own limit the rest of the context does not hold.
-            params.max_tokens = min(params.max_tokens, exchange.max_tokens)
+            params.max_tokens = min(self.model_config.max_model_len - len(prompt), exchange.max_tokens)
         sampling = Sampling(params.max_tokens, params.temperature, min_tokens=params.min_tokens)
-        prompt = np.array(core.prompt_token_ids, dtype=np.int32)
         return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
 
     async def _at_once(self, choices: dict[str, _Choice]) -> AsyncIterator[tuple[str, Sample, bool]]:

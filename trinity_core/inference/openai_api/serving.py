@@ -178,9 +178,12 @@ class RecordedCompletion(OpenAIServingCompletion):
         self, request: CompletionRequest, raw_request: HttpRequest | None = None
     ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
         exchange = EXCHANGE.get()
-        if exchange is None:
+        if exchange is None or raw_request is None:
             return await super().create_completion(request, raw_request)
         _apply_terms(request, exchange)
+        if (await raw_request.json()).get("max_tokens") is None:  # the request itself has vLLM's 16 then
+            limit = exchange.session.terms.max_tokens
+            exchange.max_tokens = self.model_config.max_model_len if limit is None else limit
         exchange.guided = request.extract_structured_outputs() is not None
         result = await super().create_completion(request, raw_request)
         if isinstance(result, CompletionResponse):

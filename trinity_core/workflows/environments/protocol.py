@@ -33,7 +33,8 @@ class Step(NamedTuple):
     """The episode has ended."""
     info: Mapping[str, Any] = {}
     """JSON for people. `state`: a text that is equal where the state is (by default the observation); `invalid`: the
-    action was none that the environment knows; `rewarded` False: it gives no reward, so that this 0 is no verdict."""
+    action was none that the environment knows; `rewarded` False: it gives no reward, so that this 0 is no verdict. In
+    an episode whose every action is invalid it is one."""
 
     @property
     def state(self) -> str:

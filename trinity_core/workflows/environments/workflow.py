@@ -133,8 +133,9 @@ class Episode:
 
     @property
     def judged(self) -> bool:
-        """True if the environment gave a reward in any turn."""
-        return any(step.info.get("rewarded", True) for step in self.steps)
+        """True if the environment gave a reward in any turn, or no turn was an action that it could reward."""
+        acted = any(not step.info.get("invalid") for step in self.steps)
+        return any(step.info.get("rewarded", True) for step in self.steps) or bool(self.steps and not acted)
 
     @property
     def states(self) -> list[str]:
