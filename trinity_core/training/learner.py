@@ -67,6 +67,11 @@ from trinity_core.training.update import (
 
 log = logging.getLogger(__name__)
 
+UNUSED_EXPERTS = (
+    "%d of %d rows are expert data, the first of group '%s': the loss '%s' learns nothing from them, and they count in "
+    "its mean. Let the workflow give its answers a reward or log-probs, or choose a loss on expert data, such as mix"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
@@ -105,6 +110,8 @@ class Learner:
         self.settings = settings
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
+        loss = self.objective.policy_loss
+        self._warns_of_experts = ranks.first and self.objective.advantage_name != "none" and "is_expert" not in loss.inputs
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
@@ -164,6 +171,7 @@ class Learner:
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
             micros = micro_batches(batch, self.cut, self.ranks)
         metrics = batch_metrics(batch, step - 1)
+        self._warn_of_unused_experts(batch)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
             entropies = self._entropies(batch, micros)
@@ -189,6 +197,13 @@ class Learner:
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
+
+    def _warn_of_unused_experts(self, batch: Batch) -> None:
+        """Log one warning if expert rows reach a loss that learns nothing from them."""
+        experts = [row.group for row in batch.experiences if row.is_expert]
+        if experts and self._warns_of_experts:
+            self._warns_of_experts = False
+            log.warning(UNUSED_EXPERTS, len(experts), len(batch), experts[0], self.objective.policy_loss.name)
 
     def offload(self) -> None:
         """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
