@@ -108,7 +108,10 @@ class Archive:
 
 
 def whole_line(step: int, experience: Experience) -> Line:
-    """`as_line` with all arrays, and `reward` without the tokens' rewards, from which `data.experience.from_json` makes it again."""
+    """`as_line` with tokens, mask, log-probs and versions, from which `data.experience.from_json` makes it again.
+
+    Its `reward` is without the tokens' rewards.
+    """
     return as_line(step, experience) | {"reward": experience.reward} | arrays_json(experience)
 
 

@@ -110,8 +110,7 @@ class Learner:
         self.settings = settings
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
-        loss = self.objective.policy_loss
-        self._warns_of_experts = ranks.first and self.objective.advantage_name != "none" and "is_expert" not in loss.inputs
+        self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
@@ -200,10 +199,11 @@ class Learner:
 
     def _warn_of_unused_experts(self, batch: Batch) -> None:
         """Log one warning if expert rows reach a loss that learns nothing from them."""
-        experts = [row.group for row in batch.experiences if row.is_expert]
-        if experts and self._warns_of_experts:
-            self._warns_of_experts = False
-            log.warning(UNUSED_EXPERTS, len(experts), len(batch), experts[0], self.objective.policy_loss.name)
+        loss, groups = self.objective.policy_loss, [row.group for row in batch.experiences if row.is_expert]
+        learns = self.objective.advantage_name == "none" or "is_expert" in loss.inputs
+        if groups and not learns and self.ranks.first and not self._warned_of_experts:
+            self._warned_of_experts = True
+            log.warning(UNUSED_EXPERTS, len(groups), len(batch), groups[0], loss.name)
 
     def offload(self) -> None:
         """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
