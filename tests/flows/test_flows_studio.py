@@ -27,7 +27,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
     from prefect import flow, task
-    from prefect.states import AwaitingRetry, Cancelled, Completed, Paused, Pending, Running
+    from prefect.states import AwaitingRetry, Cancelled, Completed, Paused, Pending, Running, Suspended
 
     def nothing() -> None: ...
 
@@ -70,6 +70,9 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
             client.update_flow_run(UUID(started), infrastructure_pid="1")
             assert runs.cancel(started), "it has a process"
             assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
+        client.set_flow_run_state(UUID(started), Suspended(timeout_seconds=60), force=True)
+        assert not runs.cancel(started), "its process has ended"
+        assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
         client.set_flow_run_state(part.id, Completed(), force=True)
 
 
