@@ -49,14 +49,14 @@ async def end_tasks() -> None:
 
 
 @contextmanager
-def serving(folder, *engines, max_model_len=256, server=None, judge=False, **served) -> Iterator[Api]:
+def serving(folder, *engines, max_model_len=256, server=None, judge=False, extra=None, **served) -> Iterator[Api]:
     """A server of the model in `folder` on these engines, as the model `policy`, and as the auxiliary model `judge` if
-    that is wanted; `server`: more of `ApiServer`."""
+    that is wanted; `server`: more of `ApiServer`; `extra`: arguments of the engines."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     do = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(120)  # noqa: E731
-    settings = EngineSettings(str(folder), max_model_len=max_model_len, dtype="float32")
+    settings = EngineSettings(str(folder), max_model_len=max_model_len, dtype="float32", extra_engine_args=extra or {})
     model = ServedModel(("policy", str(folder)), str(folder), sampling=(("temperature", 1.0),), **served)
 
     async def start():

@@ -561,6 +561,18 @@ def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
         pass
 
 
+def test_what_an_engine_that_speculates_refuses_is_refused_alone(speaker, tiny_folder):
+    say(speaker, "Yes.", "Yes.")
+    speaker.calls.clear()
+    with serving(tiny_folder, speaker, extra={"speculative_config": {"method": "ngram"}}) as api:
+        asks = {"model": "policy", "messages": ASK, "extra_body": {"min_p": 0.1}}
+        with pytest.raises(openai.BadRequestError):
+            api.client().chat.completions.create(**asks)
+        session = api.session(pinned={"min_p": 0.0})
+        api.client(session).chat.completions.create(**asks)  # sampled as the policy, whatever it asks for
+    assert sum(map(len, speaker.calls)) == 1
+
+
 # ---- agents as workflows ----
 
 

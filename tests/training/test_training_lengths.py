@@ -2,11 +2,12 @@
 
 import pytest
 
+from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tiny import make_problems, write_jsonl
-from trinity_core.store.run_store import open_run_store
+from trinity_core.layout import JobLayout
 from trinity_core.training.sources import open_source, total_steps
 
 TASKS, EPOCHS, REPEATS = 24, 2, 4
@@ -40,17 +41,17 @@ def lengths(make_config, tmp_path):
 
 
 @pytest.fixture
-def commit(make_config, tmp_path):
-    """Save a checkpoint in the store of the run."""
+def save(make_config, tmp_path):
+    """Save a checkpoint of the run, as far as a resume looks at it."""
 
-    def commit(step):
+    def save(step):
         taskset = DATA.replace("PATH", str(tmp_path / "tasks.jsonl"))
-        with open_run_store(make_config("grpo", **BOTH, buffer__explorer_input__taskset=taskset)) as store:
-            for number in range(1, step + 1):
-                store.lease(number, 16, number - 1, final=True)
-            store.commit(step)
+        layout = JobLayout(make_config("grpo", **BOTH, buffer__explorer_input__taskset=taskset).job_dir)
+        folder = begin(layout, step)
+        (folder / "state").write_text(str(step))
+        return commit(layout, step, folder)
 
-    return commit
+    return save
 
 
 def _batches(explored, batch_size, rollouts):
@@ -106,18 +107,30 @@ def test_weights_decide_how_many_tasks_fill_a_batch(make_config, tmp_path):
 
 
 @pytest.mark.parametrize(("train_batch_size", "steps"), [(16, 12), (32, 9), (8, 18)])
-def test_other_batches_count_from_the_checkpoint(lengths, commit, train_batch_size, steps):
+def test_other_batches_count_from_the_checkpoint(lengths, save, train_batch_size, steps):
     """48 tasks, of which 6 train steps have taken 24."""
     assert lengths(4, 16, **DYNAMIC) == (12, 12)
-    commit(6)
+    save(6)
     for _ in range(2):
         assert lengths(4, train_batch_size, **DYNAMIC) == (12, steps), "also after a further start"
 
 
+def test_a_change_after_a_checkpoint_that_is_damaged_is_forgotten(lengths, save):
+    """48 tasks: 3 train steps take 12, then 3 take 6; then those are made again."""
+    assert lengths(4, 16, **DYNAMIC) == (12, 12)
+    save(3)
+    assert lengths(4, 8, **DYNAMIC) == (12, 3 + 18)
+    newest = save(6)
+    assert lengths(4, 32, **DYNAMIC) == (12, 6 + 4)
+    (newest / "state").unlink()
+    assert lengths(4, 32, **DYNAMIC) == (12, 3 + 5), "steps 4 to 6 are made again, with batches of 32"
+    assert lengths(4, 16, **DYNAMIC) == (12, 12)
+
+
 @pytest.mark.parametrize("train_batch_size", [4, 16, 100])
-def test_synchronous_steps_count_from_the_checkpoint_too(lengths, commit, train_batch_size):
+def test_synchronous_steps_count_from_the_checkpoint_too(lengths, save, train_batch_size):
     """A train step takes one explore step at most, however large its batch is."""
     assert lengths(4, train_batch_size, **BOTH)[1] == max(12, 192 // train_batch_size)
-    commit(6)
+    save(6)
     taken = 6 * min(train_batch_size // 4, 4)
     assert lengths(4, 8, **BOTH) == (12, 6 + (48 - taken) // 2)

@@ -8,6 +8,7 @@ the same path, is noticed. Imports no torch: flows ask before anything starts.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,11 +94,14 @@ def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base
 
 
 def begin_from(
-    job_dir: JobLayout | Path | str, model_path: str, has_rows: bool, adapter_path: str | None = None
-) -> bool:
-    """Note the model, and the adapter, that a run without a checkpoint begins with. True if it had not noted the same.
+    job_dir: JobLayout | Path | str, model_path: str, has_rows: bool, adapter_path: str | None = None,
+    forget: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """Note the model, and the adapter, that a run without a checkpoint begins with.
 
-    `has_rows`: rollouts wait in the run's store. Raises TrinityError if those are another model's or adapter's.
+    If it has not noted the same content, `forget` first removes what another beginning has left: where that fails, or
+    the process is killed, the next start does it again. `has_rows`: rollouts wait in the run's store. Raises
+    TrinityError if those are another model's or adapter's.
     """
     layout, present = as_layout(job_dir), Beginning.of(model_path, adapter_path)
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
@@ -105,9 +109,9 @@ def begin_from(
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root), key="model.model_path")
     if noted is not None and has_rows and noted.adapter != present.adapter:
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root), key="model.lora_configs[0].path")
-    if noted != present:
+    if noted is None or noted.differs(present) or noted.adapter != present.adapter:
+        forget()
         write_json(layout.beginning, asdict(present))
-    return noted != present
 
 
 def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:

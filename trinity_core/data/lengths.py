@@ -14,7 +14,7 @@ from trinity_core.data.schedule import TaskSchedule, Weighted
 class TasksTaken:
     """How many tasks train steps take. Where that has changed between two starts, counted from the step of the change.
 
-    A part of a run keeps it as JSON: an explorer in its position, a trainer in `trainer_meta.json`.
+    An explorer keeps it in its position, and a trainer the sizes that it is made of in `trainer_meta.json`.
     """
 
     each: int

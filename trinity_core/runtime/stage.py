@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +217,8 @@ def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
     config = stage.config
     if not step and config.model.model_path:
         lora, has_rows = config.model.lora, not config.is_supervised and _has_rows(config)
-        is_new = begin_from(config.job_dir, config.model.model_path, has_rows, lora.path if lora is not None else None)
-        # Weights that are there were published for another model, or for a run whose folder was deleted.
-        if is_new and not config.is_supervised and ("train" in components or not is_held(config.job_dir, TRAINING)):
-            run_versions(config).rewind(-1)
+        adapter, forget = lora.path if lora is not None else None, partial(_forget_weights, config, components)
+        begin_from(config.job_dir, config.model.model_path, has_rows, adapter, forget)
     steps = config.trainer.total_steps or config.buffer.total_steps
     if steps and step > steps:
         stage = replace(stage, warnings=(*stage.warnings, BEYOND % (config.job_dir, step, steps)))
@@ -231,6 +230,12 @@ def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
         refuse_other_model(began, config.model.model_path, config.job_dir, has_adapter)
     warning = OTHER_MODEL % (began.model, config.model.model_path)
     return replace(stage, resumed_step=step, warnings=(*stage.warnings, warning))
+
+
+def _forget_weights(config: Config, components: set[str]) -> None:
+    """Remove weights that were published for another model, or for a run whose folder was deleted."""
+    if not config.is_supervised and ("train" in components or not is_held(config.job_dir, TRAINING)):
+        run_versions(config).rewind(-1)
 
 
 def _has_rows(config: Config) -> bool:

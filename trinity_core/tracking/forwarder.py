@@ -228,8 +228,8 @@ class ForwarderThread:
     def close(self, outcome: RunOutcome) -> None:
         """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
-        What a tracking system that is away, or refuses the run (somebody may have deleted it there), does not take then
-        is sent by the next start of the run: the training has not failed. Raises any other failure.
+        What a tracking system that is away, or in which somebody has deleted the run, does not take then is sent by the
+        next start of the run. Raises what another failure of the last attempt raises.
         """
         self._done.set()
         patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
@@ -244,8 +244,8 @@ class ForwarderThread:
             except self._faults as error:
                 self._warn(error)
                 fault = error
-                if not is_away(error):
-                    break
+        if not is_away(fault):
+            raise fault
         warn_unsent(fault, self._forwarder.job_dir)
 
     def _run(self) -> None:

@@ -132,9 +132,10 @@ MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
 
 AWAY = (
     "locked", "unable to open", "refused", "Max retries exceeded", "timed out", "Temporary failure", "is full",
-    "No space left", "Connection aborted", "does not answer",
+    "No space left", "Connection aborted", "does not answer", "Current state is deleted",
 )  # fmt: skip
-"""In the message of a tracking system that is away. Such a one takes later what it does not take now."""
+"""In the message of a tracking system that is away, or in which the run was deleted. Such a one takes later, in a new
+run, what it does not take now."""
 
 
 def is_away(error: BaseException) -> bool:

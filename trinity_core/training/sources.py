@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
-from trinity_core.checkpoints.resume import read_meta, update_meta
+from trinity_core.checkpoints.resume import latest_whole, read_meta, update_meta
 from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
@@ -46,8 +45,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Between two checks of what is waited for."""
-TAKEN = "tasks_taken"
-"""Key of `trainer_meta.json`."""
+TAKEN = "tasks_taken_after"
+"""Key of `trainer_meta.json`: step -> tasks of each train step after it."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
 BUSY_TIMES = 24
@@ -334,21 +333,25 @@ def total_steps(config: Config, source: BatchSource) -> int:
         return source.data.steps(config.buffer.total_epochs, source.rows)
     if not config.buffer.explorer_input.tasksets:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
-    assert isinstance(source, RolloutSource)
     opened = open_tasksets(config, policy_encoder(config.model))
     schedule = TaskSchedule(opened, config.buffer.batch_size, config.seed)
-    return training_steps(config, schedule, _taken(config, source, tasks_taken(config, schedule)))
+    return training_steps(config, schedule, _taken(config, tasks_taken(config, schedule)))
 
 
-def _taken(config: Config, source: RolloutSource, each: int) -> TasksTaken:
-    """The tasks of the run's train steps; if it is another number than before, that holds after the last checkpoint."""
+def _taken(config: Config, each: int) -> TasksTaken:
+    """The tasks of the run's train steps; another number than before holds after the checkpoint that is resumed."""
     meta = JobLayout(config.job_dir).trainer_meta
-    taken = TasksTaken(**read_meta(meta).get(TAKEN, {"each": each}))
-    if taken.each != each:
-        step = source.store.trainer().committed
-        taken = TasksTaken(each, step, taken.by(step))
-        log.warning(CHANGED, step, each)
-    update_meta(meta, **{TAKEN: asdict(taken)})
+    sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": each}).items()}
+    if set(sizes.values()) != {each}:
+        resumed = latest_whole(config.job_dir) or 0
+        sizes = {step: size for step, size in sizes.items() if step <= resumed}
+        if sizes[max(sizes)] != each:
+            sizes[resumed] = each
+            log.warning(CHANGED, resumed, each)
+    update_meta(meta, **{TAKEN: sizes})
+    taken = TasksTaken(sizes[0])
+    for step in sorted(sizes):
+        taken = TasksTaken(sizes[step], step, taken.by(step))
     return taken
 
 

@@ -118,7 +118,10 @@ def write_address(config: Config, server: ApiServer) -> None:
 def _front(path: str, max_model_len: int, model: RolloutModelConfig, trust_remote_code: bool) -> EngineSettings:
     """Settings for a process that computes nothing: the number format plays no part in it."""
     dtype = "float32" if model.dtype == "auto" else model.dtype
-    return EngineSettings(path, max_model_len, dtype=dtype, trust_remote_code=trust_remote_code)
+    extra = dict(model.extra_engine_args)
+    return EngineSettings(
+        path, max_model_len, dtype=dtype, trust_remote_code=trust_remote_code, extra_engine_args=extra
+    )
 
 
 def _parsing(model: RolloutModelConfig) -> dict[str, Any]:

@@ -222,6 +222,9 @@ def _served(model: ModelOnPool, there: asyncio.AbstractEventLoop) -> Any:
 
     served, front = model.served, _front(model.settings)
     client = PoolClient(front, model.pool, there, model.stop_token_ids, served.names[0], served.recorded)
+    # An engine that speculates refuses some arguments, and with them all requests that it was given at once. vLLM asks
+    # here only whether it does.
+    client.input_processor.speculative_config = model.settings.extra_engine_args.get("speculative_config")
     return Served(served, client)
 
 
