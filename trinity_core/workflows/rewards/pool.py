@@ -93,8 +93,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
 MOST_WORKERS = 16
-"""Of a pool without a number of its own: each may take `RewardPool.memory_gib` of the machine, and all of them start with
-the first answers."""
+"""By default: each may take `RewardPool.memory_gib` of the machine, and all of them start with the first answers."""
 MAX_STARTS = 3
 """Workers in a row that may die while they start, before the run fails."""
 
