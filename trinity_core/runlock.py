@@ -15,6 +15,8 @@ from filelock import FileLock, Timeout
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room
 
+TRAINING = "training"
+"""The lock of a run that trains."""
 TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
