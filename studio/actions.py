@@ -74,7 +74,7 @@ def side_launch(action: Action, run: Run) -> Launch:
     if action is Action.EVALUATE:
         return replace(launch, flow="evaluate", which=MISSING)
     folder = str(run.folder) if run.folder is not None else ""
-    return replace(launch, flow="convert", checkpoint_dir=folder)
+    return replace(launch, flow="convert", run="", checkpoint_dir=folder)
 
 
 def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:

@@ -84,7 +84,8 @@ class PrefectRuns:
 
         with api_client(self._api_url) as client:
             state = client.read_flow_run(UUID(run)).state
-            is_paused = state is not None and state.is_paused()  # Prefect would leave it paused (3.7.7)
+            # Prefect would leave it paused (3.7.7); one that is suspended has no process, and is cancelled at once.
+            is_paused = state is not None and state.name == "Paused"
             result: OrchestrationResult[Any] = client.set_flow_run_state(UUID(run), Cancelling(), force=is_paused)
         return result.state is None or not result.state.is_cancelled()
 

@@ -15,10 +15,14 @@ from filelock import FileLock, Timeout
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room
 
+TRAINING = "training"
+"""The lock of a run that trains."""
 TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
 """How long it may."""
+PIPELINE = "pipeline"
+"""Held while a pipeline's stages run."""
 PROBE_SECONDS = 0.5
 """For another process that only looks whether a lock is held, and holds it for that moment."""
 POLL_SECONDS = 0.1
@@ -36,8 +40,12 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     raised, because another attempt may find it gone.
     """
     path = lock_path(job_dir, component)
-    if path in _held:
-        return
+    if path not in _held:
+        _held[path] = _taken(path, component, wait)
+
+
+def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
+    """The lock of a component at `path`, taken and signed. Raises as `hold` does."""
     lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
     try:
         when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
@@ -56,7 +64,7 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
         ) from None
     except OSError as error:
         raise TrinityError(f"checkpoint_root_dir: the run's folder cannot be written: {error}") from error
-    _held[path] = lock
+    return lock
 
 
 def release(job_dir: Path, component: str) -> None:
@@ -68,12 +76,15 @@ def release(job_dir: Path, component: str) -> None:
 
 @contextmanager
 def held(job_dir: Path, component: str) -> Iterator[None]:
-    """`hold` within a `with` block."""
-    hold(job_dir, component)
+    """Keep everybody else, other threads of this process too, from running `component` for a `with` block.
+
+    Raises TrinityError as `hold` does.
+    """
+    lock = _taken(lock_path(job_dir, component), component)
     try:
         yield
     finally:
-        release(job_dir, component)
+        lock.release()
 
 
 @contextmanager

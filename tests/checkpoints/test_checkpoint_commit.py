@@ -301,6 +301,9 @@ def test_a_file_that_cannot_be_written_is_clear(layout):
 def test_fresh_name(tmp_path):
     now = datetime(2026, 1, 2, 3, 4, 5)
     assert fresh_name(tmp_path, "run", now=now) == "run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".pipeline.lock").touch()
+    assert fresh_name(tmp_path, "run", now=now) == "run", "a start was refused"
     (tmp_path / "run" / "log").mkdir(parents=True)
     assert fresh_name(tmp_path, "run", now=now) == "run_20260102030405"
     (tmp_path / "run_20260102030405").mkdir()

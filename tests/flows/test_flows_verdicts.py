@@ -298,15 +298,22 @@ def test_a_run_that_is_cancelled_while_it_is_paused_does_not_train(config, prefe
     from prefect.exceptions import Abort
 
     from studio.prefect_runs import PrefectRuns
+    from tasks import verdicts
 
     monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    set_running = verdicts._set_running
 
     def cancel() -> str:
         run, _ = paused_run()
         assert PrefectRuns(prefect_api).cancel(run)
         return run
 
-    flow = asking(config.with_values({f"{VERDICTS}.timeout": 8.0, f"{VERDICTS}.on_timeout": "continue"}))
+    def after_the_cancellation() -> None:
+        person.result(60)
+        set_running()
+
+    monkeypatch.setattr(verdicts, "_set_running", after_the_cancellation)
+    flow = asking(config.with_values({f"{VERDICTS}.timeout": 4.0, f"{VERDICTS}.on_timeout": "continue"}))
     with ThreadPoolExecutor() as threads:
         person = threads.submit(copy_context().run, cancel)
         with pytest.raises(Abort):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import raising
 from runtime.lock_holders import other_process
 
 from flows.quickstart import claim
@@ -14,6 +15,7 @@ from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
+from trinity_core.runlock import held, is_held
 from trinity_core.runtime import driver, pipeline
 from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.configuration import start_from
@@ -103,7 +105,9 @@ def test_stages_of_a_moved_pipeline_stay_done(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path / "new", "seed=7")) == [None, None]
 
 
-def test_a_stage_whose_model_is_gone_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_whose_model_is_gone_is_run_again_if_a_later_one_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its Hugging Face folder alone is made again from the checkpoint."""
     summaries = run_all(tmp_path)
     layout = JobLayout(loaded(tmp_path)[0].job_dir)
@@ -118,7 +122,18 @@ def test_a_stage_whose_model_is_gone_is_run_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(pipeline, "huggingface_folder", convert)
     assert finished(loaded(tmp_path)) == summaries and layout.root.name in made
     shutil.rmtree(layout.step(3))
-    assert finished(loaded(tmp_path)) == [None, None]
+    assert finished(loaded(tmp_path)) == summaries, "no stage needs it"
+    more = loaded(tmp_path)
+    more[1] = more[1].with_values({"buffer.total_steps": 500})
+    assert finished(more) == [None, None]
+    rft = JobLayout(more[1].job_dir)
+    write_manifest(rft.step(3), 3)
+    with raising(TrinityError, key="stages") as refused:
+        finished(more)
+    assert str(rft.root) in str(refused.value) and str(layout.step(3)) in str(refused.value)
+    (rft.root / "summary.json").unlink()
+    with raising(TrinityError, key="stages"):
+        finished(loaded(tmp_path))
 
 
 def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
@@ -132,6 +147,26 @@ def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.communicate()
+
+
+def test_a_pipeline_that_is_in_progress_in_another_thread_is_refused(tmp_path: Path) -> None:
+    """And ends no lock of that one: other processes are refused too."""
+    with held(tmp_path, "pipeline"):
+        for _ in range(2):
+            with raising(TrinityError, key=""), held(tmp_path, "pipeline"):
+                pass
+        assert is_held(tmp_path, "pipeline")
+    assert not is_held(tmp_path, "pipeline")
+
+
+def test_pipelines_that_begin_anew_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_run_stages", lambda config, *_: {"name": config.name})
+    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]
+    config = load_config(QUICKSTART, [*overrides, "continue_from_checkpoint=false"])
+    with held(config.job_dir, "pipeline"):
+        assert driver.run_pipeline(config)["name"] == config.name
+        with raising(TrinityError, key=""):
+            driver.run_pipeline(load_config(QUICKSTART, overrides))
 
 
 def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

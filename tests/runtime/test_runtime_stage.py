@@ -24,8 +24,9 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import TRAINER, hold, is_held, release
+from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
-from trinity_core.runtime.driver import resolve
+from trinity_core.runtime.driver import resolve, run_request
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
 from trinity_core.runtime.tracking_thread import _run_info
@@ -206,6 +207,21 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
         with raising(TrinityError, key="model.model_path"):
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
         assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
+    assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
+
+
+def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "checkpoint", "fixed"))
+    locked: list[bool] = []
+
+    class Judging(Adapter):
+        def judged(self, stage: Stage) -> Stage:
+            locked.extend(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
+            raise TrinityError("nobody was there")
+
+    with raising(TrinityError, key=""):
+        run_request(Request(config, "rft", is_ready=True), Judging())
+    assert all(locked) and len(locked) == 2
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
 
 

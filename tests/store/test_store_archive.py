@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trinity_core.data.experience import Experience
-from trinity_core.store.archive import Archive
+from trinity_core.data.experience import Experience, from_json
+from trinity_core.store.archive import Archive, as_line, whole_line
 
 
 def batch(step: int) -> list[Experience]:
@@ -35,6 +35,14 @@ def test_each_committed_batch_is_archived_once(tmp_path: Path) -> None:
     line = json.loads(path.read_text().splitlines()[3])
     assert (line["reward"], line["policy_version"], line["response_tokens"]) == (1.0, 1, 3)
     assert line["response"] == "zwei · 二"
+
+
+def test_rewards_of_tokens_are_part_of_an_archived_reward() -> None:
+    """Where the tokens' rewards are archived too, the reward is what they lack of it."""
+    (one, _) = batch(1)
+    one.reward, one.token_rewards = 0.25, np.full(one.response_length, 0.25, np.float32)
+    assert as_line(1, one)["reward"] == one.total_reward == 1.0
+    assert from_json(whole_line(1, one)).total_reward == 1.0
 
 
 def test_workflow_info_cannot_overwrite_archive_fields(tmp_path: Path) -> None:

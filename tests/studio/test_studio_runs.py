@@ -8,12 +8,15 @@ import sys
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
+from flows.convert import convert
+from flows.evaluate import evaluate
 from studio.actions import Action, hindrance, perform, side_launch
 from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
@@ -269,6 +272,8 @@ def test_a_run_in_a_fresh_folder_is_meant_itself(tmp_path: Path) -> None:
     [run] = [run for run in find_runs(tmp_path, [flow_run("one")]) if run.name == "p/one"]
     assert side_launch(Action.EVALUATE, run).parameters["run"] == "one"
     assert side_launch(Action.EVALUATE, run).command[-3:] == ["--run", "one", "seed=1"]
+    for action, flow in ((Action.EVALUATE, evaluate), (Action.CONVERT, convert)):
+        assert side_launch(action, run).parameters.keys() <= signature(flow).parameters.keys()
     assert run.launch is not None
     assert run.launch.command[2:] == ["my.yaml", "seed=1", "name=one", "continue_from_checkpoint=true"]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -57,6 +57,30 @@ def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
     recorder.broken = False
     ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
     assert recorder.calls == [("log", "trainer", 1), ("close", RunOutcome.FINISHED)]
+
+
+@pytest.mark.parametrize("times", [1, 10_000])
+def test_the_end_of_a_run_is_sent_after_a_fault_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """One that lasts is raised."""
+
+    class Faulty(Recorder):
+        faults = (OSError,)
+        left = times
+
+        def close(self, outcome: RunOutcome) -> None:
+            if self.left:
+                self.left -= 1
+                raise OSError("500")
+            super().close(outcome)
+
+    recorder = Faulty()
+    monkeypatch.setattr(forwarder_module, "CLOSE_SECONDS", 60.0 if times == 1 else 0.1)
+    thread = ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01)
+    with nullcontext() if times == 1 else pytest.raises(OSError, match="500"):
+        thread.close(RunOutcome.FINISHED)
+    assert recorder.calls == [("close", RunOutcome.FINISHED)] * (times == 1)
 
 
 @pytest.mark.slow

@@ -486,16 +486,13 @@ def test_student_at_another_temperature_is_refused():
         prepared(0.5)
 
 
-def test_expert_rows_are_refused_by_a_loss_that_learns_nothing_from_them():
-    from trinity_core.algorithms import ALGORITHMS, Objective
-    from trinity_core.errors import InputError
-    from trinity_core.training.update import prepare
-
-    batch = lay_out([*make_batch(1), *make_answers(2)], torch.device("cpu"))
-    prepare(Objective(ALGORITHMS["mix"]), batch, None, None, None)
-    for name in ("grpo", "raft"):
-        with raising(InputError, key="algorithm.policy_loss_fn"):
-            prepare(Objective(ALGORITHMS[name]), batch, None, None, None)
+@pytest.mark.parametrize(("algorithm", "warnings"), [("mix", 0), ("grpo", 1), ("raft", 1)])
+def test_expert_rows_that_a_loss_learns_nothing_from_give_one_warning(learner, caplog, algorithm, warnings):
+    path = {"buffer__trainer_input__auxiliary_buffers__expert__path": "data.jsonl"} if algorithm == "mix" else {}
+    one = learner(algorithm, **path)
+    for step in (1, 2):
+        one.step([*make_batch(step), *make_answers(2)], step)
+    assert len([r for r in caplog.records if r.levelname == "WARNING" and r.name.endswith("learner")]) == warnings
 
 
 def test_a_train_step_gives_parts_every_input_that_their_registries_list(learner, monkeypatch):

@@ -114,7 +114,19 @@ class Unsampled(Workflow):
             Experience(tokens=[1, 2, 3, 4], reward=1.0, token_level_reward=by_token, eid=EID(step=0)),
             Experience(tokens=[1, 2, 3, 4], token_level_reward=by_token, eid=EID(step=1)),
             Experience(tokens=[1, 2, 3, 4], reward=2.0, eid=EID(step=2)),
-            Experience(tokens=[1, 2, 3, 4], eid=EID(step=3)),
+            Experience(tokens=[1, 2, 3, 4], teacher_logprobs=[-1.0] * 3, eid=EID(step=4)),
+            Experience(tokens=[1, 2, 3, 4], reward=float("nan"), token_level_reward=by_token, eid=EID(step=3)),
+            Experience(tokens=[1, 2, 3, 4], eid=EID(step=5)),
+        ]
+
+
+@WORKFLOWS.register_module("up_rebuilt")
+class Rebuilt(Workflow):
+    def run(self):
+        logprobs = [-1.0] * 3 if self.task.workflow_args["sampled"] else None
+        return [
+            Experience(tokens=[1, 2, 3, 4], eid=EID(step=0)),
+            Experience(tokens=[1, 2, 3, 4], logprobs=logprobs, reward=0.5, eid=EID(step=1)),
         ]
 
 
@@ -375,12 +387,20 @@ def test_an_async_workflow_has_an_object_for_each_run(play):
 
 
 def test_rewards_of_tokens_are_parts_of_the_reward(plugin):
-    """And an answer of other tokens than the model's is an expert's only if nobody gave it a reward."""
+    """And an answer of other tokens than the model's is an expert's only if nobody judged it."""
     rows = play_scripted(make_task("up_unsampled", repeat_times=1), Turns())
-    assert [row.total_reward for row in rows] == [1.0, 0.75, 2.0, None]
-    assert [row.token_rewards is not None for row in rows] == [True, True, False, False]
-    assert [row.is_expert for row in rows] == [False, False, False, True]
-    assert [SampledRollout.of(row).reward for row in rows] == [1.0, 0.75, 2.0, None]
+    assert [row.total_reward for row in rows] == [1.0, 0.75, 2.0, None, None, None]
+    assert [row.token_rewards is not None for row in rows] == [True, True, False, False, False, False]
+    assert [row.is_expert for row in rows] == [False] * 5 + [True]
+    assert [row.action_mask.any() for row in rows] == [True, True, True, True, False, True]
+    assert [SampledRollout.of(row).reward for row in rows] == [1.0, 0.75, 2.0, None, None, None]
+
+
+@pytest.mark.parametrize(("sampled", "first"), [(False, (False, 0.5)), (True, (True, None))])
+def test_the_last_turn_of_a_rebuilt_conversation_judges_all_its_turns(plugin, sampled, first):
+    """Before a turn that a model sampled, a turn without log-probs and reward is a demonstration."""
+    rows = play_scripted(make_task("up_rebuilt", repeat_times=1, workflow_args={"sampled": sampled}), Turns())
+    assert [(row.is_expert, row.reward) for row in rows] == [first, (False, 0.5)]
 
 
 def test_an_auxiliary_model_answers_through_its_client(play):

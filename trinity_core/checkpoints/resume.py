@@ -14,7 +14,7 @@ from trinity_core.checkpoints.commit import damage
 from trinity_core.errors import TransientFault
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, as_layout
-from trinity_core.runlock import one_at_a_time
+from trinity_core.runlock import PIPELINE, lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +77,16 @@ def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
 def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:
     """The experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is taken.
 
-    `root` is the project's folder; empty folders in it do not count as taken. `attempt_of` names the flow run that
-    starts the experiment: a retry of it gets the folder that the first attempt `claim`ed.
+    `root` is the project's folder; empty folders in it, and what a refused start of a pipeline leaves, do not count as
+    taken. `attempt_of` names the flow run that starts the experiment: a retry of it gets the folder that the first
+    attempt `claim`ed.
     """
     mine = f"{name} {attempt_of}"
     for claim in root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ():
         if claim.read_text() == mine:
             return claim.parent.name
     taken = root / name
-    if not taken.is_dir() or not any(taken.iterdir()):
+    if not taken.is_dir() or {path.name for path in taken.iterdir()} <= {lock_path(taken, PIPELINE).name}:
         return name
     fresh = f"{name}_{(now or datetime.now()).strftime('%Y%m%d%H%M%S')}"
     number = 2

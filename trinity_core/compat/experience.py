@@ -75,7 +75,8 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
 
     Tokens that were sampled keep the log-probs, versions and temperature of their sampling, also where a workflow made
     its own `Experience` of them; it can take tokens out of the loss, never add any. Other tokens are the workflow's
-    own: an expert's where they have no log-probs. A reward that is no number makes the experience unscored.
+    own: an expert's where they have no log-probs, no reward and no teacher's log-probs. A reward that is no number
+    makes the experience unscored.
     """
     if not isinstance(one, Experience):
         raise TrinityError(f"a Trinity-RFT workflow returns a list of Experience, not of {type(one).__name__}")
@@ -85,8 +86,9 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
         recorded = sampled.get((tokens.tobytes(), one.prompt_length))
     if recorded is None:
         logprobs = _array(one.logprobs, np.float32)
-        given = logprobs is None and one.reward is None and one.token_level_reward is None
-        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=given)
+        signs = (logprobs, one.reward, one.token_level_reward, one.teacher_logprobs)
+        is_expert = all(sign is None for sign in signs)
+        result = Recorded(tokens, one.prompt_length, mask, logprobs, is_expert=is_expert)
     else:
         result = recorded.copied()
         result.action_mask = recorded.action_mask & mask
@@ -94,7 +96,7 @@ def as_recorded(one: Experience, sampled: Mapping[tuple[bytes, int], Recorded]) 
     unscored = one.reward is not None and math.isnan(one.reward)
     result.reward = None if unscored else one.reward
     result.metrics |= one.metrics | ({VERIFIER_ERRORS: 1.0} if unscored else {})
-    result.token_rewards = _array(one.token_level_reward, np.float32)
+    result.token_rewards = None if unscored else _array(one.token_level_reward, np.float32)
     if result.reward is not None and result.token_rewards is not None:
         result.reward -= float(result.token_rewards.sum(dtype=np.float64))
     result.teacher_logprobs = _array(one.teacher_logprobs, np.float32)

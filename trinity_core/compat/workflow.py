@@ -21,6 +21,7 @@ from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import Workflow as OurWorkflow
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.builtin import THINK_PROMPT
+from trinity_core.workflows.unscored import runs_of
 
 MATH_REWARD = reward_class("math_reward")
 
@@ -315,6 +316,10 @@ class PlayedWorkflow(OurWorkflow):
         results = [as_recorded(one, flow.model.sampled) for one in experiences]
         for one in results:
             one.run = one.run if flow.repeatable else run
+        for *earlier, last in runs_of(results):
+            if last.logprobs is None and not last.is_expert:  # a conversation of own tokens, whose last turn is judged
+                for one in earlier:
+                    one.is_expert = False
         return results
 
     def _task(self) -> Task:

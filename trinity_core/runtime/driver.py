@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -19,7 +19,7 @@ from typing import Any
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.pipelines.tasks import curated_tasks
-from trinity_core.runlock import held
+from trinity_core.runlock import PIPELINE, held
 from trinity_core.runtime.adapter import PLAIN, Adapter
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -97,9 +97,10 @@ def evaluate_stage(stage: Stage, which: str, adapter: Adapter = PLAIN) -> dict[s
 def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
-    Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress.
+    Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
+    begun anew, each stage has a folder of its own, and several may be.
     """
-    with held(config.job_dir, "pipeline"):
+    with held(config.job_dir, PIPELINE) if config.continue_from_checkpoint else nullcontext():
         return _run_stages(config, adapter, is_ready)
 
 

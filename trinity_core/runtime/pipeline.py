@@ -12,7 +12,7 @@ from trinity_core.checkpoints.convert import is_complete
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config, public_dict, stages
-from trinity_core.errors import TransientFault
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -29,7 +29,9 @@ from trinity_core.tracking.writers import RunOutcome
 log = logging.getLogger(__name__)
 
 OTHER_SETTINGS = "%s has been run with other settings (%s): it resumes from its checkpoint"
-MODEL_GONE = "%s is done, but its checkpoint of step %s was removed: it resumes from its latest one"
+MODEL_GONE = (
+    "%s is done, but its checkpoint of step %s was removed, and a later stage needs it: it resumes from its latest one"
+)
 OTHER_INPUTS = (
     "%s is done and is not run again, although these have changed since: %s. To run it with them, give the run another "
     "`name` or set `continue_from_checkpoint: false`"
@@ -77,7 +79,8 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 
     A stage that is run again resumes from its latest checkpoint. Changed data, plugins or sync settings leave it done,
     with a warning that names them: running it again would train weights further that were trained on the old ones.
-    A stage whose folder was moved stays done; one whose model is gone, with its checkpoint, is run again.
+    A stage whose folder was moved stays done. One whose model is gone, with its checkpoint, is run again if one that is
+    not done starts from it. Raises TrinityError if that one has checkpoints, which were trained from that model.
     """
     summaries: list[dict[str, Any] | None] = []
     models = [""]  # of the stage before: where it is now, and, of a moved one, where it was
@@ -90,25 +93,51 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
             now = min(map(made_from, starts), key=lambda made: len(differences(before, made, "settings")))
             if changed := differences(before, now, "settings"):
                 log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
-            elif (summary := _with_model(starts[0], recorded)) is None:
-                log.warning(MODEL_GONE, config.name, recorded["step"])
-            elif changed := differences(before, now, "inputs"):
-                log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
+            else:
+                summary = _with_model(starts[0], recorded)
+                if changed := differences(before, now, "inputs"):
+                    log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
         summaries.append(summary)
         if recorded is not None and summary is not None and summary["hf_dir"]:
             models = list(dict.fromkeys((summary["hf_dir"], recorded["hf_dir"])))
-    return summaries
+    return _with_models_to_start_from(configs, summaries)
 
 
-def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any] | None:
+def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
     """A stage's summary with the folders of its checkpoint as they are named now; the model is converted again if that
-    was removed. None if its checkpoint is gone too."""
+    was removed and the checkpoint was not."""
     layout, step = JobLayout(config.job_dir), summary["step"]
     if not summary["hf_dir"]:
         return summary
-    if not is_complete(layout.huggingface(step)) and step not in whole_steps(layout):
-        return None
-    return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(huggingface_folder(config, step))}
+    model = layout.huggingface(step) if _is_model_gone(layout, step) else huggingface_folder(config, step)
+    return summary | {"checkpoint_dir": str(layout.step(step)), "hf_dir": str(model)}
+
+
+def _is_model_gone(layout: JobLayout, step: int) -> bool:
+    return not is_complete(layout.huggingface(step)) and step not in whole_steps(layout)
+
+
+def _with_models_to_start_from(
+    configs: list[Config], summaries: list[dict[str, Any] | None]
+) -> list[dict[str, Any] | None]:
+    """None also from the stage on whose model is gone, if one that is not done starts from it. Raises TrinityError if
+    that one has checkpoints."""
+    for place, summary in reversed([*enumerate(summaries)]):
+        layout = JobLayout(configs[place].job_dir)
+        if summary is None or not summary["hf_dir"] or None not in summaries:
+            continue
+        if not _is_model_gone(layout, summary["step"]):
+            break
+        for later in configs[summaries.index(None) :]:
+            if whole_steps(JobLayout(later.job_dir)):
+                raise TrinityError(
+                    f"{later.job_dir} has checkpoints that were trained from {layout.step(summary['step'])}, which was "
+                    "removed: restore it, or remove these checkpoints to train both stages again",
+                    key="stages",
+                )
+        log.warning(MODEL_GONE, configs[place].name, summary["step"])
+        summaries = [*summaries[:place], *[None] * (len(configs) - place)]
+    return summaries
 
 
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:

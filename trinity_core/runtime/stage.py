@@ -29,7 +29,7 @@ from trinity_core.errors import DataError, TrinityError, on_failure
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
-from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, is_held, release
+from trinity_core.runlock import LINGER_SECONDS, TRAINER, TRAINING, hold, is_held, release
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
@@ -60,8 +60,6 @@ OTHER_STORE = (
     "these weights further with a new store, give the run another `name` and set model.model_path to "
     ".../global_step_N/actor/huggingface."
 )
-TRAINING = "training"
-"""The lock of a run that trains."""
 RECORD = ".settings.json"
 """End of the name of a record; before it stand a dot and the name of the lock."""
 

@@ -108,8 +108,11 @@ class Archive:
 
 
 def whole_line(step: int, experience: Experience) -> Line:
-    """`as_line` with tokens, mask, log-probs and versions, from which `data.experience.from_json` makes it again."""
-    return as_line(step, experience) | arrays_json(experience)
+    """`as_line` with tokens, mask, log-probs and versions, from which `data.experience.from_json` makes it again.
+
+    Its `reward` is without the tokens' rewards.
+    """
+    return as_line(step, experience) | {"reward": experience.reward} | arrays_json(experience)
 
 
 def as_line(step: int, experience: Experience) -> Line:
@@ -125,7 +128,7 @@ def as_line(step: int, experience: Experience) -> Line:
         "run": experience.run,
         "turn": experience.turn,
         "task_index": experience.task_index,
-        "reward": experience.reward,
+        "reward": experience.total_reward,
         "policy_version": None if versions is None else int(versions.max()),
         "prompt_tokens": experience.prompt_length,
         "response_tokens": len(experience.tokens) - experience.prompt_length,

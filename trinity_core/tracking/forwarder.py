@@ -242,10 +242,10 @@ class ForwarderThread:
                 self._forwarder.close(outcome)
                 return
             except self._faults as error:
-                if not is_away(error):
-                    raise
                 self._warn(error)
                 fault = error
+        if not is_away(fault):
+            raise fault
         warn_unsent(fault, self._forwarder.job_dir)
 
     def _run(self) -> None:

@@ -67,6 +67,11 @@ from trinity_core.training.update import (
 
 log = logging.getLogger(__name__)
 
+UNUSED_EXPERTS = (
+    "%d of %d rows are expert data, the first of group '%s': the loss '%s' learns nothing from them, and they count in "
+    "its mean. Let the workflow give its answers a reward or log-probs, or choose a loss on expert data, such as mix"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
@@ -105,6 +110,7 @@ class Learner:
         self.settings = settings
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
+        self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
@@ -164,6 +170,7 @@ class Learner:
             batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
             micros = micro_batches(batch, self.cut, self.ranks)
         metrics = batch_metrics(batch, step - 1)
+        self._warn_of_unused_experts(batch)
         with watch.part("log_probs"):
             old, reference = self._old(batch, micros), self._reference(batch, micros)
             entropies = self._entropies(batch, micros)
@@ -189,6 +196,14 @@ class Learner:
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
+
+    def _warn_of_unused_experts(self, batch: Batch) -> None:
+        """Log one warning if expert rows reach a loss that learns nothing from them."""
+        loss, groups = self.objective.policy_loss, [row.group for row in batch.experiences if row.is_expert]
+        learns = self.objective.advantage_name == "none" or "is_expert" in loss.inputs
+        if groups and not learns and self.ranks.first and not self._warned_of_experts:
+            self._warned_of_experts = True
+            log.warning(UNUSED_EXPERTS, len(groups), len(batch), groups[0], loss.name)
 
     def offload(self) -> None:
         """Move all models and their states to the machine's memory; until `reload` no step can be taken."""

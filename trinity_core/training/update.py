@@ -122,12 +122,9 @@ def prepare(
 ) -> tuple[Prepared, dict[str, float]]:
     """The whole batch with its advantages, and their metrics.
 
-    Raises InputError for a row that was sampled at another temperature than its teacher's log-probs are of, and for
-    expert rows of which the loss learns nothing.
+    Raises InputError for a row that was sampled at another temperature than its teacher's log-probs are of.
     """
     rows = batch.experiences
-    if objective.advantage_name != "none" and "is_expert" not in objective.policy_loss.inputs:
-        _require_rollouts(rows, objective.policy_loss.name)
     if "teacher_logprobs" in objective.needs_of_rows:
         _require_teachers_temperature(rows)
     token_rewards = None
@@ -178,16 +175,6 @@ def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
     first = mask_BT.int().argmax(-1, keepdim=True)
     place = torch.maximum((mask_BT * columns).cummax(-1).values, first)
     return torch.zeros_like(token_rewards_BT).scatter_add_(1, place, token_rewards_BT)
-
-
-def _require_rollouts(rows: Sequence[Experience], loss: str) -> None:
-    if experts := [row for row in rows if row.is_expert]:
-        raise InputError(
-            f"{len(experts)} of {len(rows)} rows are answers that nobody sampled or rewarded, the first of group "
-            f"'{experts[0].group}': the loss '{loss}' learns nothing from them. Let the workflow give them a reward, "
-            "or choose a loss on expert data, such as mix; give the run another `name` if such rows wait in its store",
-            key="algorithm.policy_loss_fn",
-        )
 
 
 def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
