@@ -137,9 +137,46 @@ def test_restarted_explorer_stays_ahead_of_the_trainer(store):
     assert store.exhausted()
 
 
-def explore(store, total):
+def test_more_explore_steps_for_the_same_train_steps_announce_nothing(store):
+    """The batch size was doubled: a trainer with more steps, started first, waits for the explorer."""
+    store.begin("trainer", 4)
+    explore(store, 4)
+    train(store, 1)
+    explore(store, 6, length=4)
+    store.begin("trainer", 4)
+    train(store, 2, 3, 4)
+    assert store.join("e", 9, 4), "the trainer has finished, and is not expected again"
+    store.begin("trainer", 8)
+    assert not store.exhausted() and store.lease(5, 2, 4) is None
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_an_announcement_ends_with_the_trainer_that_it_is_for(store, starts):
+    """That one was given more steps first, and had ended early, because its explorer still had as many as before."""
+    store.begin("trainer", 2)
+    explore(store, 2)
+    train(store, 1)
+    store.begin("trainer", 4)
+    explore(store, 2)
+    store.end("trainer")
+    for _ in range(starts):
+        explore(store, 4)
+    store.begin("trainer", 4)
+    assert store.exhausted(), "the explorer has answered"
+    train(store, 2, 3, 4)
+    store.begin("trainer", 6)
+    assert not store.exhausted() and store.lease(5, 2, 4) is None
+    explore(store, 6)
+    train(store, 5, 6)
+    explore(store, 8)
+    store.begin("trainer", 8)
+    assert store.exhausted(), "now the explorer was first"
+
+
+def explore(store, total, length=None):
     """Start an explorer, and let it finish."""
-    assert not store.join("e", total)
+    store.expect("e")
+    assert not store.join("e", total, length)
     for step in range(store.position("e").step + 1, total + 1):
         store.put("e", step, {}, [], 0)
     store.finished("e")

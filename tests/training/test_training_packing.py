@@ -1,8 +1,10 @@
 """Rows that share a prompt give the log-probs and gradients of a padded batch."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -92,6 +94,11 @@ class _OnCuda(torch.Tensor):
     is_cuda = True
 
 
+def _on_cuda(*arguments, **others):
+    micro = build_micro(*arguments, **others)
+    return replace(micro, targets=micro.targets.as_subclass(_OnCuda))
+
+
 @pytest.mark.parametrize("older", [False, True])
 def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, monkeypatch):
     """Masks take its place in a torch whose kernel takes other arguments (2.11 has no `enable_gqa`)."""
@@ -102,11 +109,7 @@ def test_attention_by_lengths_is_used_where_its_kernel_fits(tiny_model, older, m
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_torch_2_11 if older else _by_length)
     lm = load_causal_lm(str(tiny_model), torch.bfloat16)
 
-    def on_cuda(*arguments, **others):
-        micro = build_micro(*arguments, **others)
-        return replace(micro, targets=micro.targets.as_subclass(_OnCuda))
-
-    monkeypatch.setattr("trinity_core.training.policy.build_micro", on_cuda)
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
     assert find_fast_paths(lm) == FastPaths(True, True, by_length=not older)
 
 
@@ -325,11 +328,44 @@ def test_a_path_that_a_model_does_not_take_is_not_used(tiny_model, monkeypatch):
     assert lm.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("config", ['{"model_type": "no_such_model"}', '{"auto_map": {"AutoConfig": "own.Config"}}'])
-def test_a_model_that_transformers_cannot_load(config, tmp_path):
+@pytest.mark.parametrize("by_length", [False, True])
+def test_a_trial_that_runs_out_of_memory_raises(tiny_model, by_length, monkeypatch):
+    """That says nothing about the path, and must not cost the run its packing."""
+    lm = load_causal_lm(str(tiny_model), torch.bfloat16)
+    forward = lm.base_model.forward
+
+    def full(*args, **kwargs):
+        if "packed" in kwargs and by_length == (kwargs["packed"].mask is None):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(lm.base_model, "forward", full)
+    monkeypatch.setattr("trinity_core.training.policy.build_micro", _on_cuda)
+    with pytest.raises(torch.OutOfMemoryError):
+        find_fast_paths(lm)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ('{"model_type": "no_such_model"}', "model.model_path"),
+        ('{"auto_map": {"AutoConfig": "own.Config"}}', "model.trust_remote_code"),
+    ],
+)
+def test_a_model_that_transformers_cannot_load(config, key, tmp_path):
     (tmp_path / "config.json").write_text(config)
-    with raising(TrinityError, key="model.model_path"):
+    with raising(TrinityError, key=key):
         load_causal_lm(str(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_attention_named_in_a_models_folder_is_not_used(tiny_model, reads, tmp_path):
+    """Nor need its package be there."""
+    folder = copytree(tiny_model, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "attn_implementation": "flash_attention_2"}))
+    lm = load_causal_lm(str(folder), torch.float32, reads=reads)
+    assert lm.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])

@@ -121,6 +121,22 @@ def test_renewed_worker_trains_like_a_new_one(rollouts):
     assert_same_runs(renewed, fresh)
 
 
+def test_a_resume_warns_of_what_differs_in_the_algorithm(rollouts, caplog):
+    """As the defaults of a newer version may: the loss of the steps still to come is another one."""
+    begun = rollouts("run", buffer__total_steps=2)
+    put(begun, (1, 2))
+    assert run(begun)["ended"] == "finished"
+
+    def warned(**overrides):
+        caplog.clear()
+        assert TrainerWorker(rollouts("run", **overrides)).start()["step"] == 2
+        return {record.args[0] for record in caplog.records if record.msg.startswith("algorithm.")}
+
+    assert warned() == set()
+    assert warned(algorithm__loss_agg_mode="seq-mean-token-mean") == {"loss_agg_mode"}
+    assert warned(algorithm__loss_agg_mode="seq-mean-token-mean") == set(), "it is noted"
+
+
 def test_what_a_run_leaves(rollouts, tiny_model):
     """Published weights with a check, checkpoints that `transformers` loads, and what they are of. A damaged one is
     skipped."""

@@ -14,6 +14,7 @@ from trinity_core.errors import DataError, RewardError
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardPool
 from trinity_core.workflows.rewards.base import FAST_PATHS
+from trinity_core.workflows.rewards.pool import usual_workers
 
 PLUGIN = """
 import os, time
@@ -206,6 +207,21 @@ def test_memory_of_imports_does_not_count(tmp_path):
     small, large = pool.score_sync("after_imports", items("100", "400"))
     pool.close()
     assert small.value == 100 and large.error is not None and "MemoryError" in large.error
+
+
+def test_memory_that_the_machine_limits(tmp_path):
+    """By a limit of processes, below what a worker may take."""
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))\n"
+    (tmp_path / "pool_test_limit.py").write_text(limit + IMPORTS.replace("after_imports", "limited"))
+    pool = RewardPool(workers=1, timeout=30.0, plugin_dir=str(tmp_path), memory_gib=16)
+    [reward] = pool.score_sync("limited", items("100"))
+    pool.close()
+    assert reward.value == 100
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (8, 4), (192, 16)])
+def test_large_machines_do_not_start_a_worker_for_every_second_core(cores, workers):
+    assert usual_workers(cores) == workers
 
 
 def test_unknown_reward_function_raises(pool):

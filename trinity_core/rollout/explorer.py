@@ -433,7 +433,8 @@ class Explorer:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         stored = self._open.store.position(self.name)
         self._steps.resume(stored.position, lambda: self._open.store.positions(self.name), self._open.store.stats)
-        self._trainer = self._trainer or TrainerWatch(self._open.store, self.name, self.total_steps)
+        length = self.config.buffer.total_steps if self.total_steps else None
+        self._trainer = self._trainer or TrainerWatch(self._open.store, self.name, self.total_steps, length)
         position = stored.position or {}
         before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
         if before != stored.lineage:

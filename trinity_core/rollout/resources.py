@@ -47,6 +47,7 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import WeightVersions, run_versions
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
 from trinity_core.workflows.rewards.models import ModelRewards
+from trinity_core.workflows.rewards.pool import usual_workers
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
-    reward_workers = config.explorer.reward_workers or max(1, len(os.sched_getaffinity(0)) // 2)
+    reward_workers = config.explorer.reward_workers or usual_workers(len(os.sched_getaffinity(0)))
     reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
     rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
     external = config.external_model

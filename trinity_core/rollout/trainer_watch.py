@@ -33,9 +33,12 @@ RETRY_SECONDS = 2.0
 class TrainerWatch:
     """The trainer's state in the store, for the explorer of that name, which starts now."""
 
-    def __init__(self, store: ExperienceStore, explorer: str, total_steps: int | None) -> None:
+    def __init__(
+        self, store: ExperienceStore, explorer: str, total_steps: int | None, length: int | None = None
+    ) -> None:  # fmt: skip
+        """See `ExperienceStore.join`."""
         self._store = store
-        stays_untrained = store.join(explorer, total_steps)
+        stays_untrained = store.join(explorer, total_steps, length)
         trainer = store.trainer()
         self._outlived = trainer.total if trainer.finished and not stays_untrained else None
         """The steps of a trainer that has finished and after which one with more is expected."""

@@ -18,7 +18,11 @@ from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables, in_queue
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
 ANNOUNCED = "announced"
-"""Role of a row with the steps of an explorer that has more of them than before, and whose trainer has yet to."""
+"""Role of a row with the length of an explorer's run that is longer than before, while the trainer's has yet to be.
+It is `expected` if the trainer already had more steps: that one is meant, and not a later one."""
+LENGTH = "length"
+"""Role of a row with the length of an explorer's run while the trainer worked: `total_steps`, the same whatever the
+number of tasks that a train step takes; without it the explore steps."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 
@@ -78,40 +82,50 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
     """
     p, before = t.presence, trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
-    rows = connection.execute(select(p.c.name, p.c.total).where(p.c.role == ANNOUNCED))
-    announced: dict[str, int] = dict(rows.tuples().all())
+    rows = connection.execute(select(p.c.name, p.c.total, p.c.expected).where(p.c.role == ANNOUNCED)).all()
+    ahead = [row.name for row in rows if not row.expected]
     if before is not None and before < total:
-        connection.execute(update(t.explorers).where(t.explorers.c.name.not_in(announced)).values(finished=False))
-        others = and_(p.c.role == EXPLORER, p.c.name.not_in(announced))
+        connection.execute(update(t.explorers).where(t.explorers.c.name.not_in(ahead)).values(finished=False))
+        others = and_(p.c.role == EXPLORER, p.c.name.not_in(ahead))
         connection.execute(update(p).where(others).values(expected=True))
         connection.execute(delete(p).where(p.c.role == ANNOUNCED))
+    elif not trainer_state(connection, t).finished:
+        answers = [row.name for row in rows if row.expected]
+        connection.execute(update(p).where(p.c.role == EXPLORER, p.c.name.in_(answers)).values(expected=False))
+        connection.execute(delete(p).where(p.c.role == ANNOUNCED, p.c.name.in_(answers)))
     if not trainer_state(connection, t).finished:
-        for explorer, steps in announced.items():
-            note(connection, t, EXPLORER, explorer, total=steps)
+        for row in rows:
+            note(connection, t, LENGTH, row.name, total=row.total)
 
 
-def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
-    """An explorer of `total` steps begins (None: it ends with the trainer). True if its rollouts would not be trained
-    on.
+def join_explorer(
+    connection: Connection, t: Tables, name: str, total: int | None, length: int | None, now: float
+) -> bool:
+    """An explorer of `total` steps begins (None: it ends with the trainer), for a run of that `length`. True if its
+    rollouts would not be trained on.
 
-    That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
-    trainer with more steps is expected too, and until it begins these steps are only announced. They are announced as
-    well if the trainer has not finished, unless it has more steps since this explorer was last there.
+    That is so if the trainer has finished, unless this run is longer than when the trainer worked: then a trainer with
+    more steps is expected too, and until it begins this length is only announced. It is announced as well if the
+    trainer has not finished, unless it has more steps since this explorer was last there. A trainer that had more and
+    has ended early may begin again with the same: to that one the announcement is the answer.
     """
     p = t.presence.c
-    roles = select(p.role, p.total, p.expected).where(p.role.in_((EXPLORER, ANNOUNCED)), p.name == name)
+    roles = select(p.role, p.total, p.expected).where(p.role.in_((EXPLORER, LENGTH, ANNOUNCED)), p.name == name)
     known = {row.role: row for row in connection.execute(roles)}
-    before, is_expected = (known[EXPLORER].total, known[EXPLORER].expected) if EXPLORER in known else (None, False)
-    has_more = before is not None and total is not None and total > before
+    before = known[LENGTH].total if LENGTH in known else None
+    is_expected = EXPLORER in known and known[EXPLORER].expected
+    has_more = before is not None and length is not None and length > before
     connection.execute(delete(t.presence).where(p.role == ANNOUNCED, p.name == name))
-    is_over = trainer_state(connection, t).finished
-    is_answer = has_more or before is None
-    note(connection, t, EXPLORER, name, seen=now, left=False, expected=is_expected and not is_answer)
+    trainer = trainer_state(connection, t)
+    is_over = trainer.finished
+    may_begin_again = is_over and trainer.ended
+    is_answered = not is_expected or ((has_more or before is None) and not may_begin_again)
+    note(connection, t, EXPLORER, name, seen=now, left=False, total=total, expected=not is_answered)
     is_ahead = has_more and (is_over or not is_expected)
-    if is_ahead or (ANNOUNCED in known and total == before and not is_over):
-        note(connection, t, ANNOUNCED, name, total=total)
+    if is_ahead or (ANNOUNCED in known and length == before and not is_over):
+        note(connection, t, ANNOUNCED, name, total=length, expected=not is_answered)
     if not is_over:
-        note(connection, t, EXPLORER, name, total=total)
+        note(connection, t, LENGTH, name, total=length)
     return is_over and not has_more
 
 

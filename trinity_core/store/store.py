@@ -164,14 +164,14 @@ class ExperienceStore:
             presence.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
-    def join(self, explorer: str, total_steps: int | None) -> bool:
+    def join(self, explorer: str, total_steps: int | None, length: int | None = None) -> bool:
         """Record that `explorer` begins, with its total number of steps. True if its rollouts would not be trained on:
-        the trainer has finished, and the explorer has no more steps than it had while the trainer worked; with more
-        steps, a trainer with more steps is expected too.
+        the trainer has finished, and the run's `length` (by default these steps) is not more than it was for this
+        explorer while the trainer worked; if it is, a trainer with more steps is expected too.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)
-            return presence.join_explorer(connection, self._tables, explorer, total_steps, now)
+            return presence.join_explorer(connection, self._tables, explorer, total_steps, length or total_steps, now)
 
     @waits_for_room
     def waiting(self, explorer: str, version: int | None) -> None:

@@ -212,6 +212,7 @@ def load_causal_lm(
             f"model.model_path {path} has no config.json; give a Hugging Face model folder", key="model.model_path"
         )
     common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    common["attn_implementation"] = None  # transformers' choice for this model, instead of that of its config.json
     try:
         if reads:
             lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
@@ -221,8 +222,14 @@ def load_causal_lm(
                 lm = AutoModelForCausalLM.from_config(config, **common)
             lm.tie_weights()
     except (OSError, ValueError, ImportError) as error:  # no such model, an unknown or untrusted one, a missing package
+        if "trust_remote_code" in str(error):  # in transformers' words, an argument of its own
+            raise TrinityError(
+                f"model.model_path {path} needs code of its own; read that code, and set model.trust_remote_code to "
+                "true to let it run",
+                key="model.trust_remote_code",
+            ) from error
         raise TrinityError(
-            f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}", key="model.model_path"
+            f"model.model_path {path} cannot be loaded: {_first_line(error)}", key="model.model_path"
         ) from error
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
@@ -230,6 +237,11 @@ def load_causal_lm(
     if quantized:  # a checkpoint is an adapter, and the model into which it is merged is in half precision
         vars(lm.config_as_given).pop("quantization_config", None)
     return lm.eval()
+
+
+def _first_line(error: Exception) -> str:
+    """Of its text; the name of its class if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
@@ -335,8 +347,10 @@ def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
     """True if these paths give the log-probs `truth`. A model's own code may not take the arguments of a path."""
     try:
         return _same(_tried(lm, paths, micro), truth, next(lm.parameters()).dtype)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        log.info("%s: %s fail: %s", lm.config.model_type, paths, str(error).splitlines()[:1])
+        log.info("%s: %s fail: %s", lm.config.model_type, paths, _first_line(error))
         return False
 
 
@@ -352,8 +366,10 @@ def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
             smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
             [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
         return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ImportError) as error:  # heads that the kernel does not take, an older torch
-        log.info("%s: attention uses masks: %s", lm.config.model_type, str(error).splitlines()[0])
+        log.info("%s: attention uses masks: %s", lm.config.model_type, _first_line(error))
         return False
 
 

@@ -6,6 +6,7 @@ drew, and whether to stop, reaches the others in one message a step.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ import torch
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.checkpoints.beginning import model_name
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
 from trinity_core.config.schema import Config
@@ -352,9 +353,6 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
     gpu = _shared_gpu(config, stopping)
     learner = Learner(config, total, ranks)
-    if ranks.first:
-        algorithm, model_path = to_dict(config.algorithm), model_name(config.model.model_path)
-        update_meta(JobLayout(config.job_dir).trainer_meta, algorithm=algorithm, tokenizer=model_path)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
     publisher = None if config.is_supervised else _open_publisher(config, learner, source, stopping)
     step = savepoints.return_to_latest()
@@ -362,6 +360,8 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
         savepoints.load(learner, step)
         if ranks.first:
             log.info("training resumes from the checkpoint of step %d", step)
+    if ranks.first:
+        _note_algorithm(config, step)
     if publisher is not None:
         publisher.rewind(step)
     if source is not None:
@@ -371,6 +371,20 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
         publisher.resume(step, savepoints.layout.step(step))
     progress = Progress(step, total, "ready", step)
     return Trainer(config, learner, ranks, source, publisher, savepoints, progress, stopping, gpu)
+
+
+def _note_algorithm(config: Config, step: int) -> None:
+    """Keep the run's algorithm in `trainer_meta.json`; warn of what differs from that of its steps up to `step`.
+
+    It may differ unasked too, where the defaults of a newer version do.
+    """
+    path, algorithm = JobLayout(config.job_dir).trainer_meta, to_dict(config.algorithm)
+    noted = read_meta(path).get("algorithm", {}) if step else {}
+    for key, value in algorithm.items():
+        if key in noted and noted[key] != value:
+            was, now = json.dumps(noted[key]), json.dumps(value)
+            log.warning("algorithm.%s is %s from step %d on; until then it was %s", key, now, step + 1, was)
+    update_meta(path, algorithm=algorithm, tokenizer=model_name(config.model.model_path))
 
 
 def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:

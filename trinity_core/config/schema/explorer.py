@@ -119,7 +119,8 @@ class ExplorerConfig(Section):
     max_timeout: Seconds = 900.0
     """Time a workflow may take, without that of verifiers: each of their verdicts has a limit of its own."""
     reward_workers: Count | None = None
-    """Processes that score answers, started as they are needed; by default half as many as the machine has cores."""
+    """Processes that score answers, started as they are needed; by default half as many as the machine has cores, at
+    most 16."""
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or took too long."""
     max_refill_rounds: Natural = 0

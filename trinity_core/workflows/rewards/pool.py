@@ -62,7 +62,8 @@ class RewardWorker:
             WARM_UPS.get(name, lambda: None)()
             self._ready.add(name)
             memory = psutil.Process().memory_info().data + self._memory_bytes
-            resource.setrlimit(resource.RLIMIT_DATA, (memory, most))
+            limit = memory if most == resource.RLIM_INFINITY else min(memory, most)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
     def score(self, name: str, item: RewardItem) -> dict[str, Any]:
         """The arguments of `Reward`. Raises what the reward function raises."""
@@ -91,8 +92,15 @@ WORKER = "trinity_core.workflows.rewards.pool:RewardWorker"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
+MOST_WORKERS = 16
+"""By default: each may take `RewardPool.memory_gib` of the machine, and all of them start with the first answers."""
 MAX_STARTS = 3
 """Workers in a row that may die while they start, before the run fails."""
+
+
+def usual_workers(cores: int) -> int:
+    """Workers of a pool on a machine with this many cores, engines and trainer beside it."""
+    return min(max(1, cores // 2), MOST_WORKERS)
 
 
 class RewardRunner(Protocol):
