@@ -98,7 +98,7 @@ def begun(root: Path, *before: int) -> int:
 
 def cancel(runs: PrefectRuns, client: Any, run: Any) -> None:
     """Cancel a run as Studio does, and wait until the worker has ended it; by itself it would go on for a minute."""
-    runs.cancel(str(run), begun=True)
+    runs.cancel(str(run))
     deadline = time.monotonic() + 20
     while (state := client.read_flow_run(run).state.name) != "Cancelled":
         assert time.monotonic() < deadline, state
