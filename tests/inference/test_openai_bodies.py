@@ -64,7 +64,7 @@ def test_a_body_that_never_ends_or_is_too_long_is_refused(monkeypatch):
 def test_json_that_would_hold_up_the_server_is_refused(text, error):
     began = time.thread_time()
     assert refusal(lambda: check_json(text)) == error
-    assert time.thread_time() - began < 1.0
+    assert time.thread_time() - began < 10.0  # 0.01 to 1 s; an expression that goes back takes hours
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_json_that_would_hold_up_the_server_is_refused(text, error):
 def test_other_bodies_pass_at_once(text):
     began = time.thread_time()
     check_json(text)
-    assert time.thread_time() - began < 1.0
+    assert time.thread_time() - began < 10.0
 
 
 @pytest.mark.parametrize(

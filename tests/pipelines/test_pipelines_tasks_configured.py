@@ -64,7 +64,7 @@ def test_a_finished_stage_that_reads_the_output_is_done(
     config = config_of(tmp_path, {"name": "t"}).with_values({"model.model_path": str(tiny_folder)})
     stage = choose_stage(Request(config))
     assert stage.config.synchronizer.sync_method != config.synchronizer.sync_method
-    summary = {"made_from": stage.made_from}
+    summary = {"made_from": stage.made_from, "step": 0, "hf_dir": ""}
     write_summary(stage.config, summary)
     caplog.set_level(logging.WARNING)
     caplog.clear()

@@ -253,9 +253,9 @@ def test_scoring_128_plain_integers_takes_milliseconds():
     pool = RewardPool()
     answers = [RewardItem(f"{n}+1=<<{n}+1={n + 1}>>{n + 1} apples.\n#### {n + 1}", f"#### {n % 9}") for n in range(128)]
     asyncio.run(pool.score("math_reward", answers))
-    start = time.perf_counter()
+    start = time.thread_time()
     asyncio.run(pool.score("math_reward", answers))
-    assert time.perf_counter() - start < 0.1  # 1 to 2 ms on quiet cores
+    assert time.thread_time() - start < 0.1  # 1 to 2 ms on quiet cores
     assert pool.started == 0
 
 
