@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import time
+from functools import partial
 
 import httpx
 import torch
@@ -154,23 +155,30 @@ def test_users_are_served_on_when_the_trainer_goes_back(tiny_folders, tmp_path):
     assert audit.clean and audit.pending == 2
 
 
+def publish_zeros(weights, *versions):
+    for version in versions:
+        weights.publish(version, [("w", torch.zeros(1))], keep=99)
+
+
+async def asked_at_version_2(serving, publish):
+    """A session of version 2, after a train step on another one."""
+    publish(0)
+    assert await serving.judge(await serving.ask()) == 200
+    await until(lambda: serving.store.stats().ready == 1)
+    assert len(serving.store.lease(1, 1, 0)) == 1
+    publish(1, 2)
+    await until(lambda: serving.explorer.version == 2)
+    return await serving.ask()
+
+
 def test_weights_that_were_made_again_are_not_taken_for_the_old(tiny_folders, tmp_path):
     settings = config_of(tiny_folders, tmp_path)
     weights = open_versions("checkpoint", settings.job_dir)
-
-    def publish(*versions):
-        for version in versions:
-            weights.publish(version, [("w", torch.zeros(1))], keep=99)
+    publish = partial(publish_zeros, weights)
 
     async def main():
         async with Serving(settings, FakeEngine()) as serving:
-            publish(0)
-            assert await serving.judge(await serving.ask()) == 200
-            await until(lambda: serving.store.stats().ready == 1)
-            assert len(serving.store.lease(1, 1, 0)) == 1
-            publish(1, 2)
-            await until(lambda: serving.explorer.version == 2)
-            old = await serving.ask()
+            old = await asked_at_version_2(serving, publish)
             weights.rewind(0)
             serving.store.rewind(0)
             publish(0)
@@ -191,20 +199,11 @@ def test_a_trainer_that_went_back_and_on_takes_sessions_back_too(tiny_folders, t
     """It had trained again and saved before the explorer was back: versions 1 and 2 are other weights."""
     settings = config_of(tiny_folders, tmp_path)
     weights = open_versions("checkpoint", settings.job_dir)
-
-    def publish(*versions):
-        for version in versions:
-            weights.publish(version, [("w", torch.zeros(1))], keep=99)
+    publish = partial(publish_zeros, weights)
 
     async def before():
         async with Serving(settings, FakeEngine()) as serving:
-            publish(0)
-            assert await serving.judge(await serving.ask()) == 200
-            await until(lambda: serving.store.stats().ready == 1)
-            assert len(serving.store.lease(1, 1, 0)) == 1
-            publish(1, 2)
-            await until(lambda: serving.explorer.version == 2)
-            return await serving.ask()
+            return await asked_at_version_2(serving, publish)
 
     async def after(session):
         async with Serving(settings, FakeEngine()) as serving:
