@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import closing
+from shutil import copytree
 
 import pytest
 from endpoint_server import Reply, completion, serving
@@ -64,6 +66,13 @@ def test_a_reward_models_batch_scores_as_each_row_alone(reward_folder):
     assert first == pytest.approx(score_alone(reward_folder, TALK), abs=1e-5)
     assert second == pytest.approx(score_alone(reward_folder, longer), abs=1e-5)
     assert first != second and "reward model takes" in str(none)
+
+
+def test_attention_named_in_a_reward_models_folder_is_not_used(reward_folder, tmp_path):
+    folder = copytree(reward_folder, tmp_path / "model")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
+    assert RewardEngine(str(folder), 64).rate([TALK]) == RewardEngine(str(reward_folder), 64).rate([TALK])
 
 
 def test_batches_hold_a_limited_number_of_tokens():
