@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -123,12 +123,12 @@ class Endpoint:
         `queueing` is open while it waits for `requests_at_once` others.
         """
         self._free = self._free or asyncio.Semaphore(self.settings.requests_at_once)
-        with (queueing or BusyTimer()) if self._free.locked() else nullcontext():
-            await self._free.acquire()
-        try:
-            return await self._answer(body)
-        finally:
-            self._free.release()
+        with ExitStack() as queued:
+            if self._free.locked() and queueing is not None:
+                queued.enter_context(queueing)
+            async with self._free:
+                queued.close()
+                return await self._answer(body)
 
     async def _answer(self, body: dict[str, Any]) -> Answer:
         self._openai()  # its import takes a second, which is not the endpoint's

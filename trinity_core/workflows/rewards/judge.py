@@ -69,8 +69,10 @@ async def llm_judge(
     key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a text or a list;
     else it is the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
     """
-    endpoint = (base_url, model_name, api_key_env, requests_at_once)
-    judge_model = models.endpoint(*endpoint) if base_url else models.judge(model)
+    if base_url:
+        judge_model = models.endpoint(base_url, model_name, api_key_env, requests_at_once)
+    else:
+        judge_model = models.judge(model)
     judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})
     seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]
