@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trinity_core.config import Config, public_dict
 from trinity_core.files import clear_errors, expanded, read_json, write_json
+from trinity_core.processes import cores
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.nodes import versions_of
 from trinity_core.runtime.verdicts import asks_person
@@ -171,7 +172,7 @@ def machine() -> dict[str, object]:
     models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
     return {
         "processors": models,
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cores(),
         "gpus": sorted(gpu.uuid for gpu in survey()),
     }
 

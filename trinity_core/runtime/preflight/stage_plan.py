@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
-from trinity_core.processes import free_memory
+from trinity_core.processes import cores, free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
@@ -88,7 +87,7 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
     is this machine's.
     """
     gpus = survey()
-    node = machine or Machine(len(os.sched_getaffinity(0)), len(gpus))
+    node = machine or Machine(cores(), len(gpus))
     if gpu_memory is None:
         gpu_memory = min((gpu.memory for gpu in gpus), default=0)
     return [_stage(stage, node, gpu_memory) for stage in stages(config)]
