@@ -36,7 +36,7 @@ from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEst
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
-OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
+OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
 """On the machine of every run (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
 """Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""

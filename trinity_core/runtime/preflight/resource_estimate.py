@@ -37,6 +37,7 @@ from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.sync.versions import kept_versions
+from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
 FLOAT = 4
@@ -52,7 +53,8 @@ SAMPLER_COPIES = 6
 ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
-ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
+REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
+ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class ProcessEstimate:
     """Processes of one kind."""
 
     kind: str
-    """`engine`, `trainer worker`, or `auxiliary engine` with its model."""
+    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
     number: int
     gpus: float
     """Of each; a fraction shares a GPU, 0 computes on the CPU."""
@@ -114,6 +116,13 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     if placement.trainers:
         estimates.append(_trainer(config, placement))
     return estimates
+
+
+def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
+    """The processes that score answers, all that may start on a machine with so many cores."""
+    if not config.uses_engines or config.mode == "serve":
+        return []
+    return [_process(REWARDS, config.explorer.reward_workers or usual_workers(cpus), 0, 1, (REWARD_BASE,))]
 
 
 def _on_gpu(

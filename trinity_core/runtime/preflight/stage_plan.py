@@ -24,6 +24,7 @@ from trinity_core.runtime.preflight.resource_estimate import (
     ProcessEstimate,
     disk_of,
     processes_of,
+    reward_processes,
     trainer_dtype,
 )
 from trinity_core.runtime.preflight.steps import Steps, evaluations, saves, steps_of, syncs
@@ -175,7 +176,8 @@ def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placemen
 
 def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessEstimate]]:
     placement = place(config, machine)
-    return placement, processes_of(config, placement, free, gpu_memory)
+    processes = processes_of(config, placement, free, gpu_memory)
+    return placement, [*processes, *reward_processes(config, machine.cpus)]
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
