@@ -182,7 +182,8 @@ def gpu_engine_needs(
 def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
     """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
     width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
-    per_token = kv_bytes_per_token(shape.layers, -(-shape.kv_heads // gpus), shape.channels, settings.compute_dtype)
+    heads, latent = -(-shape.kv_heads // gpus), shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, heads, shape.channels, settings.compute_dtype, latent)
     tokens = settings.max_model_len
     return (
         GPU_BASE,
@@ -205,7 +206,8 @@ def cpu_engine_needs(
     any; `free` the bytes of free memory. Raises TrinityError for a KV cache that does not fit.
     """
     width = DTYPE_BYTES[settings.compute_dtype]
-    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype)
+    latent = shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype, latent)
     packed = shape.parameters + (shape.embedding if shape.tied else 0)
     sequences = settings.max_num_seqs
     tokens = prefill_tokens(sequences, groups, prompt)
