@@ -28,7 +28,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.pipelines.operators import FailedGroup, Operators
 from trinity_core.rollout.metrics import dropped_whole, experiences_of, scores_of
 from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
-from trinity_core.store.presence import Stats
+from trinity_core.store.members import Stats
 from trinity_core.threads import DaemonThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.waits import Wait, poll_async
