@@ -516,6 +516,12 @@ def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, c
     for _ in range(2):
         summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
         assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", steps, steps)
+    if changes.get("train") == 12:  # steps 2 and 3 are made again, and take twice as many tasks too
+        with stored(config()) as store:
+            store.rewind(1)
+        for _ in range(2):
+            summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
+            assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", 11, 11)
 
 
 @pytest.mark.parametrize("store_first", [True, False])
