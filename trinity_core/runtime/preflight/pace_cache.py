@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from statistics import fmean
 from pydantic import TypeAdapter, ValidationError
 
 from trinity_core.config import Config, public_dict
-from trinity_core.files import clear_errors, expanded, read_json, write_json
+from trinity_core.files import cache_folder, clear_errors, read_json, write_json
 from trinity_core.processes import cores
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.nodes import versions_of
@@ -126,8 +125,7 @@ def _parts(
 
 def folder() -> Path:
     """Where paces are kept: `trinity-flows/paces` below $XDG_CACHE_HOME or ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"))
-    return base / "trinity-flows" / "paces"
+    return cache_folder() / "paces"
 
 
 def make_folder() -> None:
