@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.number_formats import DTYPE_BYTES
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
@@ -21,7 +22,6 @@ from trinity_core.runtime.preflight.models import model_fault
 from trinity_core.runtime.preflight.needs import Need, size, total
 from trinity_core.runtime.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.runtime.preflight.resource_estimate import (
-    WIDTHS,
     ProcessEstimate,
     disk_of,
     processes_of,
@@ -190,7 +190,7 @@ def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tu
         if shape is None:
             return None, why_unknown(model)
         trained.append(shape)
-    width = WIDTHS[trainer_dtype(config, placement is not None and placement.on_gpu)]
+    width = DTYPE_BYTES[trainer_dtype(config, placement is not None and placement.on_gpu)]
     return disk_of(config, steps.count, trained, width), ""
 
 
