@@ -16,6 +16,15 @@ from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore, LineageChanged
 
 EXPLORERS = ("a", "b")
+MORE, AS_MANY, FEWER, TRAINER_HAS_MORE, AT_WORK = range(5)
+"""Events in the order of the table in `trinity_core/store/presence.py`."""
+PACES = {
+    "level": ("ahead", "level", "level", "behind", "level"),
+    "ahead": ("ahead", "ahead", "level", "level", "ahead"),
+    "behind": ("both", "behind", "behind", "behind", "behind"),
+    "both": ("both", "both", "behind", "behind", "level"),
+}
+"""Pace of an explorer -> its pace after each of these events."""
 
 
 class Life(RuleBasedStateMachine):
@@ -33,9 +42,10 @@ class Life(RuleBasedStateMachine):
         self.sessions = {}
         self.states = {}  # explorer -> {"waiting", "finished", "left"}
         self.total = None  # train steps
-        self.totals = {}  # explorer -> its steps, as long as the trainer worked
-        self.ahead = {}  # explorer -> its steps, if they are more than before and the trainer's are not yet
-        self.behind = set()  # explorers that have no more steps yet, while the trainer has
+        self.ended = self.expected = False  # what was said last of the trainer
+        self.paces = dict.fromkeys(EXPLORERS, "level")
+        self.lengths = {}  # explorer -> that of its run, when it last began
+        self.agreed = {}  # explorer -> that of its run while the trainer was at work
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
         self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
@@ -140,44 +150,57 @@ class Life(RuleBasedStateMachine):
         self.trainer.expect(name)
         self.says(name, waiting=None, finished=False, left=False)
 
-    @rule(name=st.sampled_from(EXPLORERS), total=st.integers(1, 9))
-    def join(self, name, total):
+    @rule(name=st.sampled_from(EXPLORERS), length=st.integers(1, 9), total=st.integers(1, 9))
+    def join(self, name, length, total):
         if name not in self.sessions:
             return
-        over, before = self.trainer_is_over, self.totals.get(name)
-        more = before is not None and total > before
-        assert self.sessions[name]["store"].join(name, total) == (over and not more)
-        self.says(name, left=False)
-        was_ahead = self.ahead.pop(name, None) is not None
-        if (more and (over or name not in self.behind)) or (was_ahead and total == before and not over):
-            self.ahead[name] = total
-        if more or before is None:
-            self.behind.discard(name)
-        if not over:
-            self.totals[name] = total
+        if name not in self.agreed:
+            self.paces[name] = "level"
+        pace, agreed = self.paces[name], self.agreed.setdefault(name, length)
+        over = self.trainer_is_over
+        assert self.sessions[name]["store"].join(name, total, length) == (over and length <= agreed)
+        known = self.lengths[name] if pace in ("ahead", "both") else agreed
+        more = length > agreed or (length >= known and pace in ("ahead", "both"))
+        self.lengths[name] = length
+        self.agreed[name] = agreed if over else length
+        self.happens(name, MORE if more else FEWER if length < known else AS_MANY)
+        self.says(name, left=False, total=total)
+
+    def happens(self, name, event):
+        """Something that changes who of this explorer and the trainer has more steps than when both had the same."""
+        before, self.paces[name] = self.paces[name], PACES[self.paces[name]][event]
+        if not self.trainer_is_over:
+            self.paces[name] = PACES[self.paces[name]][AT_WORK]
+            if before in ("ahead", "both"):
+                self.agreed[name] = self.lengths[name]
 
     @property
     def trainer_is_over(self):
-        return self.total is not None and self.checkpoints[-1] >= self.total
+        return not self.expected and self.total is not None and (self.ended or self.checkpoints[-1] >= self.total)
 
     # ---- trainer ----
 
-    @rule(total=st.integers(1, 9), expected=st.booleans())
-    def begin(self, total, expected):
-        if expected:
-            self.trainer.expect_trainer()
-            assert not self.trainer.trainer().finished
-        if self.total is not None and total > self.total:
-            for name in self.states.keys() - self.ahead.keys():
-                self.says(name, finished=False)
-                self.behind.add(name)
-        ahead = self.ahead.copy()
-        if self.total is not None and total > self.total:
-            self.ahead.clear()
+    @rule(expected=st.booleans())
+    def expect_trainer(self, expected):
+        """Its flow starts, or has failed to; the trainer may die before it begins."""
+        self.trainer.expect_trainer(expected)
+        self.expected = expected and self.total is not None
+
+    @rule(total=st.integers(1, 9))
+    def begin(self, total):
+        has_more = self.total is not None and total > self.total
         self.trainer.begin("trainer", total)
-        self.total = total
-        if not self.trainer_is_over:
-            self.totals |= ahead
+        self.total, self.ended, self.expected = total, False, False
+        for name in self.states:
+            self.happens(name, TRAINER_HAS_MORE if has_more else AS_MANY)
+            if has_more and self.paces[name] == "behind":
+                self.says(name, finished=False)
+
+    @precondition(lambda self: self.total is not None)
+    @rule()
+    def end(self):
+        self.trainer.end("trainer")
+        self.ended = True
 
     @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())
     def train(self, rows, whole, forget):
@@ -260,7 +283,7 @@ class Life(RuleBasedStateMachine):
         assert stats.leased + stats.trained <= trained_or_leased
         assert stats.committed == self.checkpoints[-1]
         known = stats.explorers.items()
-        assert self.states == {name: {key: stored[key] for key in self.states[name]} for name, stored in known}
+        assert self.states == {name: {key: getattr(stored, key) for key in self.states[name]} for name, stored in known}
 
     @invariant()
     def the_trainer_ends_only_when_nothing_more_comes(self):
