@@ -169,7 +169,7 @@ def show_curves(runs: Sequence[Run]) -> None:
         for column, name in zip(st.columns(2), chosen[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
-                st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
+                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log, marks))
     if marks and by == STEP:
         st.caption("Dashed lines: checkpoints.")
 
