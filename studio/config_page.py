@@ -11,13 +11,14 @@ import streamlit as st
 import yaml
 from ruamel.yaml.error import YAMLError
 
+from studio.background import begin, is_busy, show_task, take_outcome
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, yaml_files
 from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
-from studio.start_form import START_FAULTS, measure, refusals, start_dialog
+from studio.start_form import look, measure, start_dialog
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -31,6 +32,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
     """Draw the page; `show_runs` goes to the run that has been started."""
     draft = present_draft(settings)
     draft.keep()
+    take_outcome()
     try:
         tree, error = draft.tree(), ""
     except ConfigError as fault:
@@ -227,40 +229,26 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
     else:
         st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
+    busy = is_busy()
     with st.container(horizontal=True):
-        look = st.button(
-            "Check model and data", disabled=text == draft.text and not refused, icon=":material/fact_check:"
+        st.button(
+            "Check model and data",
+            disabled=busy or (text == draft.text and not refused),
+            icon=":material/fact_check:",
+            on_click=begin,
+            args=("Opening what the configuration names …", look, draft, settings),
         )
-        steps = "Runs a few steps of each stage whose time is not known, in a folder that is removed again"
-        measures = st.button("Measure time", help=steps, disabled=not checked.measurable)
-    if look:
-        run_and_show("Opening what the configuration names …", lambda _: _look(draft, settings))
-    if measures:
-        run_and_show("Measuring; a stage takes a minute or more …", lambda say: _measure(draft, settings, say))
+        st.button(
+            "Measure time",
+            help="Runs a few steps of each stage whose time is not known, in a folder that is removed again",
+            disabled=busy or not checked.measurable,
+            on_click=begin,
+            args=("Measuring; a stage takes a minute or more …", measure, draft, settings),
+        )
+    show_task(draft.text)
     with st.container(border=True):
         plan = checked.plan.replace(f"{settings.root}/", "").replace("`trinity plan --measure`", "Measure time")
         st.html(hanging(plan))
-
-
-def _look(draft: ConfigDraft, settings: StudioSettings) -> None:
-    st.session_state["opened"] = (draft.text, refusals(draft, settings))
-    del st.session_state["checked"]  # what is on the disk may be another now
-
-
-def _measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> None:
-    measure(draft, settings, say)
-    del st.session_state["checked"]
-
-
-def run_and_show(doing: str, action: Callable[[Callable[[str], object]], None]) -> None:
-    """Do what takes a while, with its time and what it says, and draw the page anew; what goes wrong is shown."""
-    try:
-        with st.spinner(doing, show_time=True):
-            action(st.empty().text)
-    except START_FAULTS as error:
-        st.error(str(error))
-        return
-    st.rerun()
 
 
 def edit_text(draft: ConfigDraft) -> None:

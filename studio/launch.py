@@ -97,15 +97,18 @@ def trinity(
         [*TRINITY, *arguments], environment=_environment(settings), folder=settings.root,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    for _ in poll(seconds, 0):
-        try:
-            out, err = child.process.communicate(timeout=LOOK_SECONDS)
-        except subprocess.TimeoutExpired as running:
-            if lines := (running.stderr or b"").decode(errors="replace").strip().splitlines():
-                say(lines[-1])
-            continue
-        return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
-    child.kill()
+    try:
+        for _ in poll(seconds, 0):
+            try:
+                out, err = child.process.communicate(timeout=LOOK_SECONDS)
+            except subprocess.TimeoutExpired as running:
+                if lines := (running.stderr or b"").decode(errors="replace").strip().splitlines():
+                    say(lines[-1])
+                continue
+            return subprocess.CompletedProcess(child.process.args, child.process.returncode, out.decode(), err.decode())
+    finally:
+        if child.alive:
+            child.kill()
     raise TrinityError(f"`trinity {arguments[0]}` has not ended within {seconds:g} s and was killed")
 
 

@@ -79,11 +79,17 @@ def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
     return [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
 
 
-def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> None:
-    """Measure seconds a step, which later plans then show; `say` gets the progress. Raises TrinityError."""
+def look(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:
+    """Under `opened`: the text that was checked, and why it could not start. Raises OSError, TrinityError."""
+    return {"opened": (draft.text, refusals(draft, settings))}
+
+
+def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:
+    """Measure seconds a step, which later plans then show; `say` gets the progress. Raises OSError, TrinityError."""
     done = with_file(["plan", "--measure"], draft, settings, MEASURE_SECONDS, say)
     if done.returncode:
         raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+    return {}
 
 
 def with_file(

@@ -1,4 +1,4 @@
-"""What imports of our libraries cost at start and give a run nothing: optional parts, and looking for garbage."""
+"""What our libraries need not import, look for or find at a start: optional parts, garbage, attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ HIDDEN = ("scipy.signal", "mlflow")
 """vLLM takes the one for sounds, DeepSpeed the other for its autotuner; both do without what cannot be imported.
 They cost an engine and a trainer worker a second or two of a core."""
 
+
+OWN_ATTENTION = {"attn_implementation": None}
+"""An argument with which transformers chooses attention that this machine has for a model, whatever its `config.json`
+names, such as `flash_attention_2`, whose package may be missing here."""
 
 COMPILER = ("torch._inductor.lowering",)
 """vLLM imports it to change it, and does without; where nothing is compiled it costs a second of a core."""

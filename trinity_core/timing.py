@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -38,6 +39,15 @@ class BusyTimer:
         """The sum so far, blocks still open included."""
         with self._lock:
             return self._total + (time.perf_counter() - self._since if self._open else 0.0)
+
+
+UNCOUNTED: ContextVar[BusyTimer] = ContextVar("UNCOUNTED")
+"""Of the attempt at a task that runs here: time that its workflow does not spend, but waits for what others have."""
+
+
+def uncounted() -> BusyTimer:
+    """The timer to be open while this workflow waits until others give something back; one of nobody elsewhere."""
+    return UNCOUNTED.get(None) or BusyTimer()
 
 
 @dataclass

@@ -171,6 +171,7 @@ TABLE = [
     mistake("wrong-type", "explorer.eval_on_startup=2"),
     mistake("wrong-type", "project=[a]"),
     mistake("invalid", "name=a/b"),
+    mistake("invalid", f"name={'n' * 201}"),
     mistake("wrong-type", "seed=null"),
     mistake("out-of-range", "seed=-1"),
     mistake("out-of-range", "seed=4294967296"),

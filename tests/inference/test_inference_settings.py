@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 from raising import raising
@@ -69,6 +71,14 @@ def test_restricted_sampling_on_gpu_reports_raw_logprobs():
     with raising(TrinityError, key="buffer.explorer_input.taskset.rollout_args.temperature"):
         policy_engine(cooler, on_gpu=True)
     assert not policy_engine(cooler, on_gpu=False).raw_logprobs
+
+
+def test_attention_named_in_a_models_folder_does_not_keep_an_adapters_modules_from_being_known(tiny_folder, tmp_path):
+    folder = copytree(tiny_folder, tmp_path / "model")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
+    modules = vllm_types.engine_arguments(EngineSettings(str(folder), 64, lora_rank=4))["lora_target_modules"]
+    assert {"q_proj", "down_proj"} <= set(modules)
 
 
 def test_engine_gets_the_trainers_changes_to_the_model(tiny_folder):

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import closing
+from shutil import copytree
 
+import numpy as np
 import pytest
 from endpoint_server import Reply, completion, serving
 from raising import raising
 
 from trinity_core.config import config_from_dict
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.resources import Judges, apart
+from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
-from trinity_core.workflows import RewardItem, RewardPool
+from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rewards.models import ModelRewards
 
 TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
@@ -64,6 +70,13 @@ def test_a_reward_models_batch_scores_as_each_row_alone(reward_folder):
     assert first == pytest.approx(score_alone(reward_folder, TALK), abs=1e-5)
     assert second == pytest.approx(score_alone(reward_folder, longer), abs=1e-5)
     assert first != second and "reward model takes" in str(none)
+
+
+def test_attention_named_in_a_reward_models_folder_is_not_used(reward_folder, tmp_path):
+    folder = copytree(reward_folder, tmp_path / "model")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
+    assert RewardEngine(str(folder), 64).rate([TALK]) == RewardEngine(str(reward_folder), 64).rate([TALK])
 
 
 def test_batches_hold_a_limited_number_of_tokens():
@@ -145,6 +158,35 @@ def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
 
     with raising(TrinityError, key="explorer.auxiliary_models"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_queue_of_a_judge_is_no_part_of_a_workflows_time(tiny_folders, tmp_path, monkeypatch, plain):
+    """Eight answers of half a second wait for each other, and a workflow may take 3 s."""
+    import openai  # noqa: F401 - which takes a second
+
+    class Judged(Workflow):
+        async def run(self):
+            return self.rows(await self.rewards.score("llm_judge", [item]))
+
+        def rows(self, rewards):
+            return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value) for reward in rewards]
+
+    class JudgedPlain(Judged):
+        def run(self):
+            return self.rows(self.rewards.score_sync("llm_judge", [item]))
+
+    async def main():
+        loops = WorkflowLoops()
+        rewards = ModelRewards(RewardPool(1), Judges(config_of(tiny_folders, tmp_path), {}, {}, loops))
+        tasks = [Task(i, {}, "set", "judged", group=f"g{i}") for i in range(8)]
+        return await TaskRunner(None, rewards, 8, 3.0, loops=loops).run(tasks)
+
+    monkeypatch.setitem(WORKFLOWS, "judged", JudgedPlain if plain else Judged)
+    with serving(lambda *_: Reply(completion('{"rating": 10}'), seconds=0.5)) as server:
+        item = RewardItem("a", args={"base_url": server.url, "model_name": "judge", "requests_at_once": 1})
+        outcomes = asyncio.run(main())
+    assert [(one.error, [row.reward for row in one.experiences]) for one in outcomes] == [(None, [1.0])] * 8
 
 
 @pytest.mark.parametrize(("workflow", "said"), [("math_workflow", True), ("math_rm_workflow", False)])

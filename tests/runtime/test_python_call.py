@@ -151,6 +151,25 @@ def test_a_run_in_progress_keeps_its_rows_and_rewards(monkeypatch, tmp_path, par
     assert {file: file.read_bytes() for file in before} != before
 
 
+@pytest.mark.parametrize("wrong", [{"settings": {"buffer.batch_sise": 4}}, {"eval_rows": [{"question": "?"}]}])
+def test_a_refused_call_leaves_a_finished_run_as_it_was(monkeypatch, tmp_path, wrong):
+    """`trinity evaluate` and `run` on its config.yaml read its rows and rewards."""
+    monkeypatch.setattr("trinity_core.runtime.preflight.checks.load_ready", load_config)  # there is no model
+    monkeypatch.setattr(
+        "trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None, "name": config.name}
+    )
+    train("model", [{"prompt": "a"}], lambda_named("first", [0.0]), output_dir=tmp_path / "run")
+    for output_dir in (tmp_path / "run", tmp_path / "new"):
+        before = contents(output_dir)
+        with pytest.raises(TrinityError):
+            train("model", [{"prompt": "b"}], lambda_named("second", [0.0]), output_dir=output_dir, **wrong)
+        assert contents(output_dir) == before
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")}
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_and_its_run_goes_on(tmp_path):
     """In a loop that runs, as in a notebook. How a run goes on is tested on real parts elsewhere."""

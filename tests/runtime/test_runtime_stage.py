@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step
+from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step, unlock_run
 from trinity_core.runtime.tracking_thread import _run_info
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
@@ -208,6 +209,26 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
         assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
+
+
+@pytest.mark.parametrize("method", ["memory", "nccl"])
+def test_engines_that_are_pushed_to_never_sample_with_another_model(
+    method: str, tmp_path: Path, tiny_folders: TinyFolders
+) -> None:
+    """They start with `model.model_path`; others load the checkpoint's weights first, and the run only warns."""
+    tree = grpo_tree(tmp_path, tiny_folders, 0, method, "fixed")
+    config = config_from_dict(tree, ["algorithm.kl_loss_fn=none"])
+    layout = JobLayout(config.job_dir).create()
+    temporary = begin(layout, 1)
+    (temporary / STATE).write_text(json.dumps({"began": {"model": "elsewhere", "digest": "of other weights"}}))
+    commit(layout, 1, temporary)
+    with open_run_store(config) as store:
+        store.begin("trainer", 1)
+        store.commit(1)
+    stage = Stage(config, place(config, Machine(1, 0)), "rft")
+    with raising(TrinityError, key="model.model_path") if method == "nccl" else nullcontext():
+        assert len(resume(stage).warnings) == 1
+    unlock_run(stage)
 
 
 def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_folders: TinyFolders) -> None:

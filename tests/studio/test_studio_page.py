@@ -252,6 +252,8 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
         keep(config, Pace(step=7.0, start=5.0, measured="now"))
         await page.click(button("Measure time"))
         await page.until(has("step 2 of 7 is done"), "what is measured now is shown", 90)
+        await page.click("document.querySelector('[data-testid=stCheckbox] label')")
+        await page.until(f"!!{field('Find')}", "another click does not end the measurement")
         (plugins / "seen").touch()
         await page.until(f"{has('7 s a step')} && {IDLE}", "the plan has the time", 90)
         await page.until(f"({button('Measure time')}).disabled", "what is known is not measured again")

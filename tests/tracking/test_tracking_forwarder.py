@@ -354,6 +354,26 @@ def test_mlflow_takes_settings_with_any_name(root: Path) -> None:
     assert {name: value for name, value in params.items() if name.startswith("start_2")} == {"start_2.args.a__2": "5"}
 
 
+def test_names_are_as_long_as_mlflow_takes_them(root: Path) -> None:
+    """Of a run and its registered model PostgreSQL takes no more; of a data set no store does."""
+    info = RunInfo("p" * 200, "n" * 255, root / "p" / "n", {"buffer": {"explorer_input": {"taskset": {
+        "name": "t" * 600, "path": "hub/data"}}}})  # fmt: skip
+    writer = open_writer("mlflow", info, root)
+    save_checkpoint(info.job_dir, 1)
+    writer.checkpoint(1, info.job_dir / "global_step_1")
+    rollout = SampledRollout("2 + 2?", "4", 1.0, {"part" * 100: 0.5}, "4", 7)
+    assert isinstance(writer, TracingWriter)
+    writer.traces("explorer", 1, [rollout], 0)
+    client = mlflow_client(root)
+    run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
+    [model] = client.search_registered_models()
+    [data] = run.inputs.dataset_inputs
+    [trace] = client.search_traces(locations=[run.info.experiment_id])
+    assessed = [assessment.name for assessment in trace.info.assessments]
+    assert [len(run.info.run_name), len(model.name), len(data.dataset.name)] == [250, 256, 500]
+    assert max(map(len, assessed)) == 250 and len(assessed) == 3
+
+
 @pytest.mark.slow
 def test_settings_of_a_later_start_are_added(root: Path) -> None:
     """MLflow never changes a parameter; without this it would show those of the first start for ever."""

@@ -110,8 +110,11 @@ class Page:
             with suppress(Navigated):  # ask the page that comes
                 if value := await self.value(script):
                     return value
-            late = asyncio.get_running_loop().time() > deadline
-            assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
+            if asyncio.get_running_loop().time() > deadline:
+                shows = await self.value("document.body?.innerText")
+                raise AssertionError(
+                    f"not within {seconds:g} s: {what or script}; the page said {self.said} and shows:\n{shows}"
+                )
             await asyncio.sleep(0.1)
 
     async def reload(self) -> None:

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from raising import raising
 from workflows.chatting import Turns
@@ -17,15 +18,20 @@ from workflows.workflow_helpers import make_task
 
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
+from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import one_answer_each
-from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, run_workflow
+from trinity_core.threads import DaemonThreads
+from trinity_core.timing import BusyTimer
+from trinity_core.workflows import ENVIRONMENTS, WORKFLOWS, EnvironmentFailed, RewardPool, Workflow, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
-from trinity_core.workflows.environments.workflow import EnvArguments, seed_of
+from trinity_core.workflows.environments.workflow import EnvArguments, opened, seed_of
 
 pytestmark = pytest.mark.usefixtures("toy_games")
 pytest.importorskip("gymnasium", reason="requirements/environments.txt is not installed; make dev installs it")
@@ -297,6 +303,38 @@ def test_rollouts_wait_for_a_free_process(odd):
     assert HOSTS.take(where, 10.0, 1, 1.0) is first
     HOSTS.give(first, False)
     assert not first.alive
+
+
+def test_a_free_process_is_found_by_who_waits_for_it(odd):
+    """Also where a rollout of another environment has waited longer."""
+    wheres = [Where(name, odd) for name in ("one", "other")]
+    taken = [HOSTS.take(where, 10.0, 1, 1.0) for where in wheres]
+    waiting = []
+    for where in wheres:
+        queueing = BusyTimer()
+        waiting.append(DaemonThreads("rollout").submit(HOSTS.take, where, 10.0, 1, 600.0, queueing))
+        while not queueing.seconds:
+            time.sleep(0.01)
+    for place in (1, 0):
+        HOSTS.give(taken[place], True)
+        assert waiting[place].result(60) is taken[place]
+        HOSTS.give(taken[place], False)
+
+
+def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
+    """Eight rollouts of half a second have one process, and a workflow may take 3 s."""
+
+    class Plays(Workflow):
+        async def run(self):
+            async with opened(EnvArguments(environment=odd, processes=1), {}):
+                await asyncio.sleep(0.5)
+            return [Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)]
+
+    monkeypatch.setitem(WORKFLOWS, "plays", Plays)
+    tasks = [Task(i, {}, "set", "plays", group=f"g{i}") for i in range(8)]
+    outcomes = asyncio.run(TaskRunner(None, RewardPool(1), 8, 3.0).run(tasks))
+    HOSTS.close()
+    assert [outcome.error for outcome in outcomes] == [None] * 8
 
 
 def test_rows_give_arguments_and_share_processes(odd, tmp_path):

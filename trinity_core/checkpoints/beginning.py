@@ -34,6 +34,11 @@ OTHER_REFERENCE = (
     "another model from here on. To continue, give the model that it began with; for another reference, give the run "
     "another `name`"
 )
+OTHER_START = (
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}: engines would sample with another "
+    "model until the trainer first pushes weights into them. To continue, give the model that it began with; to start "
+    "from another, give the run another `name`, or set synchronizer.sync_method: memory"
+)
 OTHER_BASE = (
     "model.model_path is {now}, but the run in {folder} began with {began}{why}, and its adapter belongs to "
     "that model. To continue, give the model that it began with; for an adapter of another, give the run "
@@ -85,12 +90,9 @@ def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str)
     return began if began is not None and began.differs(Beginning.of(model_path)) else None
 
 
-def refuse_other_model(began: Beginning, model_path: str, job_dir: Path, is_base: bool) -> None:
-    """Raise TrinityError: a run that `began` otherwise cannot take this model as its reference; with `is_base`, as the
-    base of its adapter."""
-    raise TrinityError(
-        _refusal(OTHER_BASE if is_base else OTHER_REFERENCE, began, model_path, job_dir), key="model.model_path"
-    )
+def refuse_other_model(text: str, began: Beginning, model_path: str, job_dir: Path) -> None:
+    """Raise TrinityError: a run that `began` otherwise cannot take this model, as `text` (`OTHER_…`) says."""
+    raise TrinityError(_refusal(text, began, model_path, job_dir), key="model.model_path")
 
 
 def begin_from(

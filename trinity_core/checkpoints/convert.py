@@ -29,7 +29,7 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.imports import lean_transformers
+from trinity_core.imports import OWN_ATTENTION, lean_transformers
 from trinity_core.layout import ADAPTER, MANIFEST, step_of
 from trinity_core.weights_digest import model_folder, weight_files
 
@@ -275,7 +275,7 @@ def check_names(tensors: Tensors, config: dict[str, Any], actor: Path) -> None:
         settings = AutoConfig.for_model(**config)
         # Without `dtype`, that of config.json would be the default dtype of all threads, of a train step too.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype())
+            model = AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype(), **OWN_ATTENTION)
     except (ValueError, KeyError) as error:
         log.warning("the names of the tensors in %s are not checked: %s", actor, error)
         return

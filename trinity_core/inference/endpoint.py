@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.errors import EndpointError, TransientFault, Unanswered
+from trinity_core.timing import BusyTimer
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -115,26 +117,36 @@ class Endpoint:
     def __str__(self) -> str:
         return endpoint_name(self.settings)
 
-    async def ask(self, body: dict[str, Any]) -> Answer:
-        """The answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`."""
+    async def ask(self, body: dict[str, Any], queueing: BusyTimer | None = None) -> Answer:
+        """The answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`.
+
+        `queueing` is open while it waits for `requests_at_once` others.
+        """
         self._free = self._free or asyncio.Semaphore(self.settings.requests_at_once)
-        async with self._free:
-            self._openai()  # its import takes a second, which is not the endpoint's
-            answered, deadline = self._answered, time.monotonic() + self.budget
-            for attempt in range(self.settings.max_retry_times + 1):
-                try:
-                    answer = await self._attempt(body, deadline)
-                except _Fault as fault:
-                    pause = self._pause(attempt) if fault.wait is None else min(fault.wait, LONGEST_ASKED)
-                    late = time.monotonic() + pause >= deadline
-                    if late or not fault.again or attempt == self.settings.max_retry_times:
-                        raise self._failure(fault, answered, attempt + 1) from None
-                    log.debug("%s: attempt %d failed: %s", self, attempt + 1, fault)
-                    self.retries += 1
-                    await asyncio.sleep(pause)
-                else:
-                    self._answered += 1
-                    return answer
+        with ExitStack() as queued:
+            if self._free.locked() and queueing is not None:
+                queued.enter_context(queueing)
+            async with self._free:
+                queued.close()
+                return await self._answer(body)
+
+    async def _answer(self, body: dict[str, Any]) -> Answer:
+        self._openai()  # its import takes a second, which is not the endpoint's
+        answered, deadline = self._answered, time.monotonic() + self.budget
+        for attempt in range(self.settings.max_retry_times + 1):
+            try:
+                answer = await self._attempt(body, deadline)
+            except _Fault as fault:
+                pause = self._pause(attempt) if fault.wait is None else min(fault.wait, LONGEST_ASKED)
+                late = time.monotonic() + pause >= deadline
+                if late or not fault.again or attempt == self.settings.max_retry_times:
+                    raise self._failure(fault, answered, attempt + 1) from None
+                log.debug("%s: attempt %d failed: %s", self, attempt + 1, fault)
+                self.retries += 1
+                await asyncio.sleep(pause)
+            else:
+                self._answered += 1
+                return answer
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:

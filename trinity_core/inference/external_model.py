@@ -20,6 +20,7 @@ from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TrinityError, Unanswered
 from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
 from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
+from trinity_core.timing import uncounted
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, plain_message
 
@@ -66,7 +67,8 @@ class ExternalModel:
         """See `RolloutModel.chat`; each answer is a separate request. The endpoint has its own chat template."""
         sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
         bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
-        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body)) for body in bodies))
+        queueing = uncounted()
+        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body, queueing)) for body in bodies))
         return [self._completion(answer) for answer in answers]
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:

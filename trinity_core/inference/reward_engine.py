@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.imports import OWN_ATTENTION
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class RewardEngine:
         if tokenizer.chat_template is None:
             raise TrinityError(f"the tokenizer of the reward model {self.model_path} has no chat template")
         loaded = AutoModelForSequenceClassification.from_pretrained(
-            self.model_path, dtype=getattr(torch, self._dtype), trust_remote_code=self._trust
+            self.model_path, dtype=getattr(torch, self._dtype), trust_remote_code=self._trust, **OWN_ATTENTION
         )
         if loaded.config.num_labels != 1:
             raise TrinityError(f"a reward model has one output, and {self.model_path} has {loaded.config.num_labels}")

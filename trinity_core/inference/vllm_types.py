@@ -15,6 +15,7 @@ from trinity_core.compiler import prepare_to_compile
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
+from trinity_core.imports import OWN_ATTENTION
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
@@ -81,7 +82,8 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
         trusted = settings.trust_remote_code
         config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
         with torch.device("meta"):
-            modules = tuple(linear_names(AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)))
+            lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **OWN_ATTENTION)
+        modules = tuple(linear_names(lm))
     rank = min(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(modules)}
 

@@ -46,7 +46,7 @@ from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import WeightVersions, run_versions
 from trinity_core.workflows import WORKFLOWS, RewardPool, RolloutModel, load_plugins
-from trinity_core.workflows.rewards.models import ModelRewards
+from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, ModelRewards
 from trinity_core.workflows.rewards.pool import usual_workers
 
 log = logging.getLogger(__name__)
@@ -281,16 +281,20 @@ class Judges:
     models: Mapping[str, RolloutModel]
     reward_models: Mapping[str, RewardEngines]
     loops: WorkflowLoops
-    _endpoints: dict[tuple[str, str, str | None], ExternalModel] = field(default_factory=dict)
+    _endpoints: dict[tuple[str, str, str | None, int], ExternalModel] = field(default_factory=dict)
 
     def judge(self, name: str | None) -> RolloutModel:
         return _named(self.models, name, "language model")
 
-    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> ExternalModel:
+    def endpoint(
+        self, base_url: str, model_name: str, api_key_env: str | None, requests_at_once: int = REQUESTS_AT_ONCE
+    ) -> ExternalModel:
         """See `RewardModels.endpoint`. One client for each endpoint, which limits the requests in flight."""
-        known = (base_url, model_name, api_key_env)
+        known = (base_url, model_name, api_key_env, requests_at_once)
         if known not in self._endpoints:
-            settings = ExternalModelConfig(base_url=base_url, model_name=model_name, api_key_env=api_key_env)
+            settings = ExternalModelConfig(
+                base_url=base_url, model_name=model_name, api_key_env=api_key_env, requests_at_once=requests_at_once
+            )
             key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
             budget = JUDGE_SHARE * self.config.explorer.max_timeout
             endpoint = Endpoint(settings, key, budget, section="reward_fn_args")

@@ -23,7 +23,7 @@ from trinity_core.errors import EndpointError, RewardError, TransientFault, Trin
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
 from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
 from trinity_core.threads import InterruptibleThreads, RunsElsewhere
-from trinity_core.timing import BusyTimer
+from trinity_core.timing import UNCOUNTED, BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 from trinity_core.workflows.base import all_of
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
@@ -192,10 +192,10 @@ class TaskRunner:
             nonlocal model
             _end(model, outcome, succeeded=False)
             model = self._model(outcome.task)
-            return run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads)
+            return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
 
         try:
-            experiences = await self.loops.run(start, self.timeout, rewards.verifying)
+            experiences = await self.loops.run(start, self.timeout, rewards.uncounted)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
         except (TransientFault, WeightSyncError, EndpointError, RewardError):
@@ -332,14 +332,20 @@ def _all_lost(where: str, outcomes: Sequence[Outcome], reason: str) -> TrinityEr
 @dataclass
 class AttemptRewards:
     """The `RewardRunner` of one attempt at a task. It tells verifiers' time, which is not the workflow's own: each of
-    their verdicts has a limit, but an answer may wait for those of all other tasks. Models have none, so theirs is.
+    their verdicts has a limit, but an answer may wait for those of all other tasks. Models have none, so theirs is,
+    but for waits until one takes a request.
     """
 
     rewards: RewardRunner
     outside: RunsElsewhere
-    verifying: BusyTimer = field(default_factory=BusyTimer)
+    uncounted: BusyTimer = field(default_factory=BusyTimer)
     asking: BusyTimer = field(default_factory=BusyTimer)
     """While models are asked for a verdict."""
+
+    async def counted(self, workflow: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
+        """What the workflow returns, whose waits for others count here (`timing.uncounted`)."""
+        UNCOUNTED.set(self.uncounted)
+        return await workflow
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         if name not in MODEL_REWARDS:
@@ -348,7 +354,7 @@ class AttemptRewards:
             return await self.rewards.score(name, items)
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.asking if name in MODEL_REWARDS else self.verifying:
+        with self.asking if name in MODEL_REWARDS else self.uncounted:
             return self.rewards.score_sync(name, items)
 
     def named(self, error: WorkflowTimeout) -> WorkflowTimeout:
@@ -357,7 +363,7 @@ class AttemptRewards:
         return WorkflowTimeout(f"{error}; verdicts of models took {seconds:.0f} s of its time") if seconds else error
 
     async def _verified(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.verifying:
+        with self.uncounted:
             return await self.rewards.score(name, items)
 
 

@@ -10,7 +10,8 @@ import hashlib
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,11 +101,13 @@ def train(
     root = expanded(output_dir).absolute()
     with held(root, "train"):
         _refuse_in_progress(root)
-        tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows), settings or {})
+        files: dict[Path, bytes] = {}
+        tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows, files), settings or {})
         tree["continue_from_checkpoint"] = resume
         config_file = root / "config.yaml"
-        write_atomically(config_file, dump(tree).encode())
-        config = load_ready(config_file)
+        files[config_file] = dump(tree).encode()
+        with _written(files):
+            config = load_ready(config_file)
         summary = run_configuration(config, is_ready=True)
     # Begun anew, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
@@ -121,10 +124,30 @@ def _refuse_in_progress(root: Path) -> None:
             )
 
 
+@contextmanager
+def _written(files: Mapping[Path, bytes]) -> Iterator[None]:
+    """Write the files; where the block refuses them, they are again what an earlier call wrote."""
+    before = {file: file.read_bytes() if file.exists() else None for file in files}
+    try:
+        for file, content in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, content)
+        yield
+    except BaseException:
+        for file, earlier in before.items():
+            if earlier is None:
+                file.unlink(missing_ok=True)
+            else:
+                write_atomically(file, earlier)
+        raise
+
+
 def _configuration(
-    root: Path, model: str, rows: Rows, rewards: Reward | Sequence[Callable[..., Any]] | None, eval_rows: Rows | None
-) -> dict[str, Any]:
-    train_set = _data_set(root / "data" / "train.jsonl", rows)
+    root: Path, model: str, rows: Rows, rewards: Reward | Sequence[Callable[..., Any]] | None, eval_rows: Rows | None,
+    files: dict[Path, bytes],
+) -> dict[str, Any]:  # fmt: skip
+    """The configuration's tree; the rows and functions that it names are added to `files`."""
+    train_set = _data_set(root / "data" / "train.jsonl", rows, files)
     tree: dict[str, Any] = {
         "project": "trinity",
         "name": root.name,
@@ -147,13 +170,13 @@ def _configuration(
                 f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}",
                 key="prompt",
             )
-        name = _write_functions(root / "plugins", functions, train_set.columns)
+        name = _plugin(root / "plugins", functions, train_set.columns, files)
         tree["plugin_dir"] = str(root / "plugins")
     tasks = {"default_workflow_type": "simple_workflow", "default_reward_fn_type": name}
     taskset = {"name": "train", **train_set.storage, **tasks}
     explorer_input: dict[str, Any] = {"taskset": taskset}
     if eval_rows is not None:
-        eval_set = _data_set(root / "data" / "test.jsonl", eval_rows)
+        eval_set = _data_set(root / "data" / "test.jsonl", eval_rows, files)
         explorer_input["eval_tasksets"] = [{"name": "test", **eval_set.storage, **tasks}]
     return tree | {"algorithm": {"algorithm_type": "grpo"}, "buffer": {"explorer_input": explorer_input}}
 
@@ -166,8 +189,11 @@ class _DataSet:
     """Of the first row; () if nobody has looked."""
 
 
-def _data_set(file: Path, rows: Rows) -> _DataSet:
-    """Rows written to `file`. Raises InputError for rows that JSON cannot hold, or that have different columns."""
+def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
+    """Rows as the contents of `file`, added to `files`.
+
+    Raises InputError for rows that JSON cannot hold, or that have different columns.
+    """
     if isinstance(rows, str | Path):
         return _DataSet({"path": str(rows)}, ())
     lines: list[bytes] = []
@@ -186,8 +212,7 @@ def _data_set(file: Path, rows: Rows) -> _DataSet:
             raise InputError(f"row {number}: 'prompt' is {type(row[PROMPT]).__name__}, in row 0 it is another type")
     if not lines:
         raise InputError("there are no rows to train on")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, b"".join(lines))
+    files[file] = b"".join(lines)
     return _DataSet({"path": str(file), "format": form}, columns)
 
 
@@ -226,8 +251,8 @@ def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
     return named
 
 
-def _write_functions(folder: Path, functions: Functions, columns: Sequence[str]) -> str:
-    """Write the functions as a plugin; the name of the reward function that it registers."""
+def _plugin(folder: Path, functions: Functions, columns: Sequence[str], files: dict[Path, bytes]) -> str:
+    """Add a plugin with the functions to `files`; the name of the reward function that it registers."""
     import cloudpickle
 
     for name, function in functions.items():
@@ -242,11 +267,9 @@ def _write_functions(folder: Path, functions: Functions, columns: Sequence[str])
         _take_along(function)
     # Plugins of two runs in one process are two modules.
     name = "rewards_" + hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    folder.mkdir(parents=True, exist_ok=True)
-    pickled = cloudpickle.dumps(dict(functions))
-    write_atomically(folder / f"{name}.pickle", pickled)
+    pickled = files[folder / f"{name}.pickle"] = cloudpickle.dumps(dict(functions))
     digest = hashlib.sha256(pickled).hexdigest()
-    write_atomically(folder / f"{name}.py", PLUGIN.format(name=name, digest=digest).encode())
+    files[folder / f"{name}.py"] = PLUGIN.format(name=name, digest=digest).encode()
     return name
 
 

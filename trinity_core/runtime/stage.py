@@ -18,11 +18,20 @@ from typing import Any
 from sqlalchemy import make_url
 
 from trinity_core.algorithms.objective import Objective
-from trinity_core.checkpoints.beginning import Beginning, begin_from, other_beginning, refuse_other_model
+from trinity_core.checkpoints.beginning import (
+    OTHER_BASE,
+    OTHER_REFERENCE,
+    OTHER_START,
+    Beginning,
+    begin_from,
+    other_beginning,
+    refuse_other_model,
+)
 from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import DataError, TrinityError, on_failure
@@ -223,11 +232,20 @@ def _resumed(stage: Stage, step: int, components: set[str]) -> Stage:
     began = other_beginning(config.job_dir, step, config.model.model_path) if step else None
     if began is None:
         return replace(stage, resumed_step=step)
-    has_adapter = config.model.lora is not None
-    if config.mode in ("both", "train") and (has_adapter or Objective(config.algorithm).needs_reference):
-        refuse_other_model(began, config.model.model_path, config.job_dir, has_adapter)
+    if text := _refused(config, components):
+        refuse_other_model(text, began, config.model.model_path, config.job_dir)
     warning = OTHER_MODEL % (began.model, config.model.model_path)
     return replace(stage, resumed_step=step, warnings=(*stage.warnings, warning))
+
+
+def _refused(config: Config, components: set[str]) -> str:
+    """Why a run cannot resume with another model than it began with; "" if it can."""
+    if config.mode in ("both", "train") and config.model.lora is not None:
+        return OTHER_BASE
+    if config.mode in ("both", "train") and Objective(config.algorithm).needs_reference:
+        return OTHER_REFERENCE
+    pushes = SYNC_METHODS[config.synchronizer.sync_method].vllm_backend and not config.is_supervised
+    return OTHER_START if pushes and "explore" in components else ""
 
 
 def _forget_weights(config: Config, components: set[str]) -> None:

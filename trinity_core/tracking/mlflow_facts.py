@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,14 @@ EXPERIMENT = "Runs of the project"
 """How our description of an experiment begins."""
 MOST_BYTES = 1 << 30
 """Of files that are read for a fingerprint."""
-LONGEST_DIGEST = 36
-"""Characters that MLflow takes."""
+LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
+"""Characters that MLflow takes (its `utils/validation.py`; the columns of its tables, to which PostgreSQL holds it): of
+a metric, parameter, run or assessment, of a registered model, of a data set and its digest."""
+
+
+def shortened(text: str, length: int) -> str:
+    """The text; of one that is longer than `length` the beginning, and its checksum."""
+    return text if len(text) <= length else f"{text[: length - 9]}_{zlib.crc32(text.encode()):08x}"
 
 
 def description(job_dir: Path) -> str:
@@ -50,7 +57,7 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
         path = str(data_set["path"])
         digest = _digest(path, str(data_set.get("split") or ""), data_set.get("subset_name"))
         kind = "local" if is_local(path) else "hugging_face"
-        name = str(data_set.get("name") or Path(path).name)
+        name = shortened(str(data_set.get("name") or Path(path).name), LONGEST_DATA_SET)
         dataset = Dataset(
             name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": data_set.get("split")})
         )

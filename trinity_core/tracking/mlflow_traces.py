@@ -8,6 +8,8 @@ from hashlib import sha256
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.tracking.mlflow_facts import LONGEST_KEY, shortened
+
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span
 
@@ -113,7 +115,8 @@ def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
     source = AssessmentSource("CODE", "trinity")
     numbers = rollout.parts | ({} if rollout.reward is None else {"reward": rollout.reward})
     assessments: list[Assessment] = [
-        Feedback(name, value, source=source, trace_id=trace_id) for name, value in sorted(numbers.items())
+        Feedback(shortened(name, LONGEST_KEY), value, source=source, trace_id=trace_id)
+        for name, value in sorted(numbers.items())
     ]
     if rollout.truth:
         assessments.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -27,7 +26,15 @@ from trinity_core.files import networked, read_json, write_json
 from trinity_core.page_notes import mlflow_address
 from trinity_core.runlock import one_at_a_time
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description, experiment_description
+from trinity_core.tracking.mlflow_facts import (
+    DESCRIPTION,
+    LONGEST_KEY,
+    LONGEST_MODEL,
+    dataset_inputs,
+    description,
+    experiment_description,
+    shortened,
+)
 from trinity_core.tracking.writers import (
     MONITORS,
     POSITIONS,
@@ -62,7 +69,7 @@ FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
-NAME_LENGTH = 250 - len(f"{FIRST}/")
+NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
 """Characters of a metric's name: MLflow's limit, with room for its group."""
 STARTS = "trinity.starts"
 """A tag: how many starts of the run had settings of their own. Absent: one."""
@@ -100,7 +107,7 @@ def ui_command(uri: str, python: str = sys.executable) -> str:
 
 def registered_name(project: str, name: str) -> str:
     """The registered model of a run. MLflow allows neither `/` nor `:` in it."""
-    return re.sub(r"[/:]+", ".", f"{project}.{name}")
+    return shortened(re.sub(r"[/:]+", ".", f"{project}.{name}"), LONGEST_MODEL)
 
 
 def allowed_name(name: str) -> str:
@@ -111,7 +118,7 @@ def allowed_name(name: str) -> str:
     """
     allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
     plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
-    return plain if len(plain) <= NAME_LENGTH else f"{plain[: NAME_LENGTH - 9]}_{zlib.crc32(plain.encode()):08x}"
+    return shortened(plain, NAME_LENGTH)
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:
@@ -330,7 +337,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             tags |= self._info.tags
         if parent:
             tags["mlflow.parentRunId"] = parent
-        run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
+        run_id = self._client.create_run(self._experiment, tags=tags, run_name=shortened(name, LONGEST_KEY)).info.run_id
         self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, parameters(self._info.config))

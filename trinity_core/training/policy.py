@@ -16,6 +16,7 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
+from trinity_core.imports import OWN_ATTENTION
 from trinity_core.training.batching import LARGEST_MASK
 from trinity_core.training.distributed import SequenceGroup
 from trinity_core.training.micro import Micro, build_micro
@@ -211,8 +212,7 @@ def load_causal_lm(
         raise TrinityError(
             f"model.model_path {path} has no config.json; give a Hugging Face model folder", key="model.model_path"
         )
-    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    common["attn_implementation"] = None  # transformers' choice for this model, instead of that of its config.json
+    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code, **OWN_ATTENTION}
     try:
         if reads:
             lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))

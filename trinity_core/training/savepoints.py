@@ -9,7 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.beginning import Beginning, recorded_beginning, refuse_other_model
+from trinity_core.checkpoints.beginning import (
+    OTHER_BASE,
+    OTHER_REFERENCE,
+    Beginning,
+    recorded_beginning,
+    refuse_other_model,
+)
 from trinity_core.checkpoints.commit import Entry, begin, commit
 from trinity_core.checkpoints.resume import abandon_after, latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config, ModelConfig
@@ -111,7 +117,8 @@ class Savepoints:
         began = recorded_beginning(self.layout, step) or self.began
         needs_it = learner.adapter is not None or learner.reference is not None
         if needs_it and began.differs(self.began):
-            refuse_other_model(began, self.config.model.model_path, self.layout.root, learner.adapter is not None)
+            text = OTHER_REFERENCE if learner.adapter is None else OTHER_BASE
+            refuse_other_model(text, began, self.config.model.model_path, self.layout.root)
         checkpoint.load(learner, self.layout.step(step))
         self.began = began if began.differs(self.began) or began.digest else self.began
 

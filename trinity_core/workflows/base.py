@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import inspect
 import logging
@@ -10,6 +11,7 @@ import math
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -98,7 +100,8 @@ async def run_workflow(
     if inspect.iscoroutinefunction(workflow.run):
         experiences = await workflow.run()
     else:
-        experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
+        in_context = partial(contextvars.copy_context().run, workflow.run)
+        experiences = await asyncio.get_running_loop().run_in_executor(threads, in_context)
     if not experiences:
         raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
     if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.data.formats import Tool
 from trinity_core.errors import on_failure
+from trinity_core.timing import BusyTimer
 from trinity_core.workflows.environments.protocol import (
     EXTRA,
     EXTRA_PACKAGES,
@@ -126,17 +127,21 @@ class Hosts:
     _used: Counter[Where] = field(default_factory=Counter)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def take(self, where: Where, time_limit: float, most: int, patience: float) -> ProcessEnvironment:
+    def take(
+        self, where: Where, time_limit: float, most: int, patience: float, queueing: BusyTimer | None = None
+    ) -> ProcessEnvironment:
         """A process that serves this environment, of which there are never more than `most`; `make` it.
 
-        Raises EnvironmentFailed if none is free within `patience` seconds.
+        Rollouts wait their turn, `queueing` being open, while others give processes back. Raises EnvironmentFailed if
+        none does for `patience` seconds.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._used[where] < most, patience):
-                raise EnvironmentFailed(
-                    f"all {most} processes of environment '{where.name}' were in use for {patience:g} s "
-                    "(workflow_args.processes)"
-                )
+        with self._changed, (queueing or BusyTimer()) if self._used[where] >= most else nullcontext():
+            while self._used[where] >= most:
+                if not self._changed.wait(patience):
+                    raise EnvironmentFailed(
+                        f"all {most} processes of environment '{where.name}' were in use for {patience:g} s, and no "
+                        "rollout ended: raise workflow_args.processes, or lower max_turns or time_limit"
+                    )
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None
@@ -173,7 +178,7 @@ class Hosts:
     def _release(self, where: Where) -> None:
         with self._changed:
             self._used[where] -= 1
-            self._changed.notify()
+            self._changed.notify_all()  # one alone may wait for another environment
 
 
 HOSTS = Hosts()

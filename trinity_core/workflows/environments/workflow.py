@@ -21,6 +21,7 @@ from trinity_core.data.task import Task
 from trinity_core.errors import DataError, InputError, TrinityError, faults_text
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
+from trinity_core.timing import uncounted
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (
@@ -38,8 +39,8 @@ from trinity_core.workflows.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 600.0
-"""Seconds that a rollout waits for a process of its environment to be free."""
+PATIENCE = 3600.0
+"""Seconds in which no rollout gives a process back, after which one that waits for one fails."""
 
 GRACE = 10.0
 """Seconds that the environment's process gets to report by itself that its time is over."""
@@ -242,8 +243,9 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
         where = Where(arguments.environment, target, arguments.python or sys.executable)
         columns = {} if registered else raw
         taking = asyncio.get_running_loop().run_in_executor(
-            InterruptibleThreads("environment"), HOSTS.take, where, arguments.time_limit, arguments.processes, PATIENCE
-        )
+            InterruptibleThreads("environment"),
+            HOSTS.take, where, arguments.time_limit, arguments.processes, PATIENCE, uncounted(),
+        )  # fmt: skip
         try:
             hosted = await asyncio.shield(taking)
         except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trinity_core.errors import DataError, TrinityError, Unanswered
 from trinity_core.workflows.rewards.base import Reward, RewardItem
-from trinity_core.workflows.rewards.models import RewardModels, conversation, model_reward
+from trinity_core.workflows.rewards.models import REQUESTS_AT_ONCE, RewardModels, conversation, model_reward
 
 if TYPE_CHECKING:
     from trinity_core.data.formats import Message
@@ -58,6 +58,7 @@ async def llm_judge(
     base_url: str | None = None,
     model_name: str = "",
     api_key_env: str | None = None,
+    requests_at_once: Annotated[int, Field(ge=1)] = REQUESTS_AT_ONCE,
     temperature: Annotated[float, Field(ge=0)] = 0.0,
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     **_: Any,
@@ -65,10 +66,13 @@ async def llm_judge(
     """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score beside others (`group`).
 
     The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
-    key in the variable `api_key_env`. `rubric` is a text or a list; else it is the row's column `rubric_key`. With
-    `with_reference` the judge sees the reference answer.
+    key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a text or a list;
+    else it is the row's column `rubric_key`. With `with_reference` the judge sees the reference answer.
     """
-    judge_model = models.endpoint(base_url, model_name, api_key_env) if base_url else models.judge(model)
+    if base_url:
+        judge_model = models.endpoint(base_url, model_name, api_key_env, requests_at_once)
+    else:
+        judge_model = models.judge(model)
     judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})
     seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]

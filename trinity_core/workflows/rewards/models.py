@@ -18,14 +18,23 @@ if TYPE_CHECKING:
     from trinity_core.workflows.rollout_model import RolloutModel
 
 
+REQUESTS_AT_ONCE = 32
+"""In flight at the endpoint of a judge."""
+
+
 class RewardModels(Protocol):
     """The models of a run that judge answers."""
 
     def judge(self, name: str | None) -> RolloutModel:
         """An auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
 
-    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> RolloutModel:
-        """A model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set."""
+    def endpoint(
+        self, base_url: str, model_name: str, api_key_env: str | None, requests_at_once: int = REQUESTS_AT_ONCE
+    ) -> RolloutModel:
+        """A model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set.
+
+        Further requests wait, which is not the time of the workflow that asks.
+        """
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
         """The score that a reward model gives to each conversation, or why it gives none. Raises as `judge`."""

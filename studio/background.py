@@ -1,0 +1,77 @@
+"""Checks and measurements in their own threads.
+
+Streamlit ends the code that draws a page as soon as the page is drawn anew: after any click in it, and after a lost
+connection. What takes longer than a click outlives that here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import streamlit as st
+
+from studio.config_draft import ConfigDraft
+from studio.settings import StudioSettings
+from studio.start_form import START_FAULTS
+from trinity_core.threads import DaemonThreads
+
+Say = Callable[[str], object]
+Action = Callable[[ConfigDraft, StudioSettings, Say], dict[str, object]]
+"""What it found out, as values for the session's state; what it says meanwhile is shown."""
+
+LOOK_SECONDS = 0.5
+TASK, FAILURE = "background task", "background failure"
+
+
+class BackgroundTask:
+    """An action that runs with the draft as it was at the beginning."""
+
+    def __init__(self, doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
+        self.doing, self.text, self.said = doing, draft.text, ""
+        self.began = time.monotonic()
+        self.outcome = DaemonThreads("studio").submit(action, replace(draft), settings, self._say)
+
+    def _say(self, line: str) -> None:
+        self.said = line
+
+
+def is_busy() -> bool:
+    """True while this session's task runs: there is one at a time."""
+    return TASK in st.session_state
+
+
+def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
+    """Start the session's task."""
+    st.session_state.pop(FAILURE, None)
+    st.session_state[TASK] = BackgroundTask(doing, action, draft, settings)
+
+
+def take_outcome() -> None:
+    """Take over what a task that has ended found out, or why it failed; the draft is then checked anew."""
+    task: BackgroundTask | None = st.session_state.get(TASK)
+    if task is None or not task.outcome.done():
+        return
+    del st.session_state[TASK]
+    st.session_state.pop("checked", None)  # what is on the disk may be another now
+    try:
+        st.session_state.update(task.outcome.result())
+    except START_FAULTS as error:
+        st.session_state[FAILURE] = (task.text, str(error))
+
+
+def show_task(text: str) -> None:
+    """The task that runs, or why the last one failed, until the configuration's text is another."""
+    failed, failure = st.session_state.get(FAILURE, ("", ""))
+    if is_busy():
+        st.fragment(_show_progress, run_every=LOOK_SECONDS)(st.session_state[TASK])
+    elif failure and failed == text:
+        st.error(failure)
+
+
+def _show_progress(task: BackgroundTask) -> None:
+    if task.outcome.done():
+        st.rerun()
+    st.caption(f"{task.doing} {time.monotonic() - task.began:.0f} s")
+    st.text(task.said)
