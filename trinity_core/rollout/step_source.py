@@ -171,7 +171,7 @@ class TaskSteps:
                 log.warning(CHANGED, known.committed, each, self.total_steps, before)
 
     def stored(self) -> None:
-        """Nothing to do: a task is known by its place."""
+        """Does nothing: tasks are identified by their position."""
 
     def went_back(self, version: int) -> None:
         """Nothing to do: all steps after the one of `version` are made again."""

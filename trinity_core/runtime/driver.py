@@ -115,7 +115,7 @@ def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, A
     plan = adapter.call("resolve", resolve_pipeline, patient=True)
     opened = adapter.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
     with pipeline_cluster(plan, opened):
-        before = run_stage("evaluate", plan.evaluates, which="base") if plan.evaluates else {}
+        before = run_stage("evaluate", plan.evaluates, which="base") if plan.scores_base else {}
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:

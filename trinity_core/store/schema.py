@@ -209,7 +209,7 @@ def _insert(table: Table) -> Statement:
 
 
 class Statements:
-    """Those of the tables `t`."""
+    """The statements for the tables `t`."""
 
     def __init__(self, t: Tables) -> None:
         m, e, s = t.meta.c, t.explorers.c, t.steps.c

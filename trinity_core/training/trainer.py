@@ -23,6 +23,7 @@ from trinity_core.checkpoints.beginning import model_name
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
@@ -354,9 +355,8 @@ def _coarser(config: Config, on_gpu: bool) -> str:
     engine = config.explorer.rollout_model
     if is_lossy(engine.extra_engine_args):
         return "fp8"
-    default = "bfloat16" if on_gpu else "float32"
-    asked = (default if engine.dtype == "auto" else engine.dtype, config.trainer.dtype or default)
-    return max(asked, key=lambda dtype: LIMITS[dtype])
+    dtypes = (dtype_of(engine.dtype, on_gpu), dtype_of(config.trainer.dtype, on_gpu))
+    return max(dtypes, key=lambda dtype: LIMITS[dtype])
 
 
 def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:
