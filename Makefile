@@ -32,10 +32,11 @@ lint: dev
 test: dev
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
-# Two processes share the tests: most of them wait for others to start. Their threads wait asleep, not in each other's way.
+# Two processes share the tests: most of them wait for others to start. Each has one thread for torch: for the tests' small
+# models a second costs a tenth more. What they start takes the threads that its run gives it, and those wait asleep.
 # One that crashes fails its test, and is not replaced: xdist would run the same test again, up to nine times.
 tests:
-	MAKEFLAGS= OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # What is made from the code and kept beside it; tests fail while it is stale.
 generated:

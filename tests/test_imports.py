@@ -53,6 +53,7 @@ def test_what_libraries_can_do_without_is_not_imported(name: str, monkeypatch: p
 
 
 HEAVY = {"torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets", "omegaconf"}
+HTTP = {"aiohttp", "httpx"}
 ACTORS = """
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.rollout.explorer import Explorer
@@ -71,7 +72,8 @@ open_writer("tensorboard", RunInfo("p", "n", Path(folder)), Path(folder))
 """
 LIGHT = (
     ("import flows.cli", {"pydantic", "trinity_core.config"}),
-    ("import flows.local.connection, trinity_core.algorithms, trinity_core.cli, trinity_core.config", HEAVY),
+    ("import flows.local.connection, trinity_core.algorithms, trinity_core.cli, trinity_core.config", HEAVY | HTTP),
+    ("import trinity_core.workflows.rewards.pool", HEAVY | HTTP),
     ("import trinity_core.rollout.explorer, trinity_core.sync.versions", {"torch", "ray", "vllm"}),
     (f"import trinity_core.checkpoints.convert{ACTORS}{TOKENIZER}{TRACKING}", {"torch"}),
 )

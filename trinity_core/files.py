@@ -98,6 +98,11 @@ def is_full(error: BaseException | None) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in FULL) or is_full(error.__cause__)
 
 
+def cache_folder() -> Path:
+    """What later runs of this user may use again: `trinity-flows` below $XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "trinity-flows"
+
+
 def temporary_sibling(path: Path) -> Path:
     """A new name beside `path` that marks what is half written."""
     return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")

@@ -14,9 +14,12 @@ from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.server import (
     Process,
     UpState,
+    begin_database,
     is_healthy,
     log_file,
+    migration_environment,
     prefect_environment,
+    record_database,
     start_process,
     state_dir,
     wait_until_healthy,
@@ -94,10 +97,13 @@ def _free_api_url(root: Path, port: int) -> str:
 def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], None]) -> None:
     """Start Prefect's server, and make the work pool and all deployments."""
     say(f"Starting the Prefect server on port {port} …")
+    is_new = begin_database(root)
     env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
-    server = start_process("server", _command("server", "start", "--host", LOOPBACK, "--port", str(port)), env, root)
+    start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
+    server = start_process("server", start, env | migration_environment(root), root)
     state.add(Process.of("server", server.pid))
     wait_until_healthy(state.api_url, server, log_file("server", root))
+    record_database(root, is_new)
     write_settings(root, state.api_url)
     say("Making the work pool and the deployments …")
     make_pool(state.api_url)

@@ -8,11 +8,13 @@ time.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
@@ -24,7 +26,7 @@ import psutil
 from trinity_core.addresses import LOOPBACK
 from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, read_json, write_json
+from trinity_core.files import cache_folder, clear_errors, read_json, temporary_sibling, write_json
 from trinity_core.processes import end, family, start_mark, still_runs
 from trinity_core.waits import poll
 
@@ -189,7 +191,7 @@ class TemporaryServer:
 
     def __init__(self, root: Path | None = None) -> None:
         self.log = log_file("temporary-server", root)
-        self._note = _migration_note(root)
+        self._root, self._is_new = root or Path.cwd(), begin_database(root)
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
             command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
@@ -202,9 +204,7 @@ class TemporaryServer:
     def wait(self) -> None:
         """Wait until the server answers. Raises TrinityError if it does not come up."""
         wait_until_healthy(self.api_url, self._process, self.log)
-        if self._note:
-            self._note.parent.mkdir(parents=True, exist_ok=True)
-            self._note.write_text(version("prefect"))
+        record_database(self._root, self._is_new)
 
     def has_ended(self) -> bool:
         """True if the server has ended, unless by `stop`."""
@@ -220,15 +220,62 @@ class TemporaryServer:
             self._process.wait(STOP_SECONDS)
 
     def _environment(self, root: Path | None) -> dict[str, str]:
-        """Skips migrations, which take 3 s even if there is nothing to migrate, for a database of this version."""
-        known = self._note is not None and _migrated_by(self._note) == version("prefect")
-        return prefect_environment(root) | {
+        return {
+            **prefect_environment(root),
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
             "PREFECT__SERVER_FINAL": "1",
             "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
-            "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
+            "PREFECT_API_DATABASE_MIGRATE_ON_START": "true",
+            **migration_environment(root),
         }
+
+
+def begin_database(root: Path | None = None) -> bool:
+    """Begin a folder's database with the empty one that an earlier folder's server has left in the user's cache, if
+    there is one: to make it by Prefect's migrations takes 10 s of a core. True if it is yet to be made."""
+    note = _migration_note(root)
+    if note is None or any(note.parent.glob("prefect.db*")):
+        return False
+    copy = temporary_sibling(note)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_empty_database(), copy)
+        os.link(copy, note.with_name("prefect.db"))  # not over one that another command has begun
+        note.write_text(version("prefect"))
+    except OSError:
+        return True
+    finally:
+        with suppress(OSError):
+            copy.unlink(missing_ok=True)
+    return False
+
+
+def migration_environment(root: Path | None = None) -> dict[str, str]:
+    """Skips migrations, which take 3 s even if there is nothing to migrate, for a database of this version."""
+    note = _migration_note(root)
+    known = note is not None and _migrated_by(note) == version("prefect")
+    return {"PREFECT_API_DATABASE_MIGRATE_ON_START": "false"} if known else {}
+
+
+def _empty_database() -> Path:
+    return cache_folder() / f"prefect-{version('prefect')}.db"
+
+
+def record_database(root: Path, is_new: bool) -> None:
+    """Note that a server of this version has come up on a folder's database. A copy of a new one, to which nobody has
+    written yet, is kept for other folders."""
+    if (note := _migration_note(root)) is None:
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(version("prefect"))
+    if is_new:
+        copy = temporary_sibling(_empty_database())
+        with suppress(OSError, sqlite3.Error):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(note.with_name("prefect.db"))) as made, closing(sqlite3.connect(copy)) as kept:
+                made.backup(kept)
+            copy.replace(_empty_database())
 
 
 def _migration_note(root: Path | None) -> Path | None:

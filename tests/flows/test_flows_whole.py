@@ -199,19 +199,14 @@ def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
 
 
-def test_prefect_lists_the_pipelines_tasks_and_artifacts(deployed: Deployed, tmp_path: Path) -> None:
-    """In a browser, and the form of a run has an empty field for each setting that is not given."""
+def test_the_form_of_a_run_is_empty(deployed: Deployed, tmp_path: Path) -> None:
+    """Prefect's, in a browser: a field for each setting that is not given."""
     api = deployed.up()["api_url"]
-    prefect = api.removesuffix("/api")
     with urlopen(f"{api}/deployments/name/rft/gsm8k", timeout=30) as answer:
-        form = f"{prefect}/deployments/deployment/{json.load(answer)['id']}/run"
+        form = f"{api.removesuffix('/api')}/deployments/deployment/{json.load(answer)['id']}/run"
 
     async def look() -> None:
-        async with person_at(f"{prefect}/runs/flow-run/{deployed.run_id}", tmp_path) as person:
-            for tab, shown in (("task-runs", "resolve-"), ("artifacts", "run-summary")):
-                content = f"document.getElementById('{tab}-content')?.innerText.includes('{shown}')"
-                await person.page.click_until(f"document.getElementById('{tab}')", content)
-        async with person_at(form, tmp_path) as person:  # leaving a page breaks off what it still asks for
+        async with person_at(form, tmp_path) as person:
             await person.page.until("document.body?.innerText.includes('Validate parameters')")
             assert "None" not in await person.page.text("body")
 

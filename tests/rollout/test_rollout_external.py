@@ -81,7 +81,7 @@ def test_an_endpoint_is_scored_without_engines(tmp_path: Path, tiny_folders: Tin
             return Reply(completion("#### 1" if seen[question] % 2 else "no idea"))
 
     with serving(script) as server:
-        config = config_of(tmp_path, tiny_folders, server.url, api_key_env=key)
+        config = config_of(tmp_path, tiny_folders, server.url, "model.max_model_len=999", api_key_env=key)
         numbers = evaluated(config)
     assert "eval/once/failed_requests" not in numbers and numbers["eval/once/accuracy"] == 1.0
     assert numbers["eval/often/accuracy"] == 0.5 and numbers["eval/often/pass@4"] == 1.0

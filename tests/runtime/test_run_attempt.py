@@ -142,11 +142,14 @@ def test_a_trainer_that_cannot_start_is_not_waited_for(config: Config, parts: se
 
 def is_awaited(config: Config) -> bool:
     with open_run_store(config) as store:
-        return not store.stats().explorers["explorer"]["left"]
+        return not store.stats().explorers["explorer"].left
 
 
 @pytest.mark.slow
-def test_a_failed_run_keeps_its_error_if_tracking_fails_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinity_core.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.5)
     attempt = begin(tmp_path)
     with pytest.raises(TransientFault, match="the node died"), attempt:
         lose_the_store(attempt)
@@ -155,7 +158,8 @@ def test_a_failed_run_keeps_its_error_if_tracking_fails_too(tmp_path: Path, capl
 
 
 @pytest.mark.slow
-def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
+def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_core.tracking.forwarder.CLOSE_SECONDS", 0.5)
     attempt = begin(tmp_path)
     with pytest.raises(Exception, match="not a database"), attempt:
         lose_the_store(attempt)

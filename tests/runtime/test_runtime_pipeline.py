@@ -22,6 +22,7 @@ from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
+from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.run_stores import runs_in
 from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
@@ -59,9 +60,13 @@ def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
 
 
-def test_a_finished_pipeline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scores_base", "before"), [("true", 0.1), ("false", None)])
+def test_a_finished_pipeline_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_base: str, before: float | None
+) -> None:
     """Nor is its last stage scored again; its model as it was is asked for, which may have a score."""
-    sft, rft = run_all(tmp_path)
+    at_start = f"explorer.eval_on_startup={scores_base}"
+    sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
 
     def run_request(request: Request, adapter: Adapter) -> dict[str, Any]:
@@ -71,9 +76,12 @@ def test_a_finished_pipeline_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(driver, "run_request", run_request)
     monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
     monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
-    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]
-    summary = driver.run_pipeline(load_config(QUICKSTART, overrides))
-    assert asked == [("evaluate", "base")] and summary["scores"] == {"before": 0.1, "sft": 0.5, "rft": 0.5}
+    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
+    config = load_config(QUICKSTART, overrides)
+    summary = driver.run_pipeline(config)
+    assert asked == ([("evaluate", "base")] if before else [])
+    assert summary["scores"] == {"before": before, "sft": 0.5, "rft": 0.5}
+    assert [plan.scores_base for plan in plans_of(config)] == [False, before is not None]
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ print(psutil.Process().memory_info().rss - before)
 """
 
 
+@pytest.mark.skipif(
+    "avx512bw" not in Path("/proc/cpuinfo").read_text(), reason="this processor's products are not compiled"
+)
 def test_products_of_many_sizes_leave_little_behind():
     own = trainer_environment(place(config_of(), Machine(2, 0)))
     done = subprocess.run([sys.executable, "-c", PRODUCTS], env=os.environ | own, capture_output=True, text=True)

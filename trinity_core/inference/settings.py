@@ -9,6 +9,7 @@ from typing import Any
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
 from trinity_core.config.engine_args import SAFE, is_lossy
+from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
 from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
@@ -30,7 +31,6 @@ makes everything four times as slow where one other process is busy (`benchmarks
 `benchmarks/generation.py --threads 2 --spin 60000`)."""
 
 GIB = 1 << 30
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class EngineSettings:
     @property
     def compute_dtype(self) -> str:
         """The number format of weights and activations."""
-        return ("bfloat16" if self.on_gpu else "float32") if self.dtype == "auto" else self.dtype
+        return dtype_of(self.dtype, self.on_gpu)
 
     def reports_logprobs_of(self, sampling: Sampling) -> bool:
         """True if the log-probs are those over the whole vocabulary at `sampling.logprob_temperature`."""

@@ -17,7 +17,7 @@ from statistics import fmean
 from pydantic import TypeAdapter, ValidationError
 
 from trinity_core.config import Config, public_dict
-from trinity_core.files import clear_errors, expanded, read_json, write_json
+from trinity_core.files import cache_folder, clear_errors, read_json, write_json
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.nodes import versions_of
 from trinity_core.runtime.verdicts import asks_person
@@ -125,8 +125,7 @@ def _parts(
 
 def folder() -> Path:
     """Where paces are kept: `trinity-flows/paces` below $XDG_CACHE_HOME or ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"))
-    return base / "trinity-flows" / "paces"
+    return cache_folder() / "paces"
 
 
 def make_folder() -> None:

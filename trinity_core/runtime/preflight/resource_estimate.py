@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
+from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of, zero_stage_of
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
-    DTYPE_BYTES,
     GIB,
     EngineSettings,
     auxiliary_engine,
@@ -40,7 +40,6 @@ from trinity_core.sync.versions import kept_versions
 
 MIB = 1 << 20
 FLOAT = 4
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
@@ -99,7 +98,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         policy = policy_engine(config, placement.on_gpu)
         groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
         lora = config.engine_adapter
-        synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
+        synced = DTYPE_BYTES[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
         memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free, lora)
         process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, policy, config.model.model_path, lora, placement.colocated))
@@ -227,15 +226,8 @@ def prefill_tokens(sequences: int, groups: int, prompt: int) -> int:
 
 
 def trainer_dtype(config: Config, on_gpu: bool) -> str:
-    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
-    return train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
-
-
-def zero_stage(asked: int | None, workers: int, width: int) -> int:
-    """The stage in force (`training/learner.py`): by default 0 for one worker, 2 for several; in half precision at
-    least 2."""
-    stage = (0 if workers == 1 else 2) if asked is None else asked
-    return stage if width == FLOAT else max(stage, 2)
+    """The dtype in which the trainer computes."""
+    return dtype_of(train_settings(config).dtype, on_gpu)
 
 
 def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
@@ -276,8 +268,8 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
 def _trained(
     name: str, config: Config, settings: TrainSettings | CriticSettings, placement: Placement, shape: ModelShape
 ) -> TrainedModel:
-    width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
-    stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
+    dtype = trainer_dtype(config, placement.on_gpu)
+    width, stage = DTYPE_BYTES[dtype], zero_stage_of(train_settings(config).zero_stage, placement.trainers, dtype)
     sharing = config.trainer.ulysses_sequence_parallel_size
     micro = shared_micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(

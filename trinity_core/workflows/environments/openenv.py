@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
 from trinity_core.errors import InputError
+from trinity_core.lazy import aiohttp
 from trinity_core.waits import poll_async
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
