@@ -12,12 +12,6 @@ from studio.settings import StudioSettings
 from trinity_core.files import project_files
 
 
-@st.dialog("New configuration", width="large")
-def new_dialog(settings: StudioSettings, present: Path) -> None:
-    """`recipe_form` in a dialog."""
-    recipe_form(settings, present)
-
-
 def recipe_form(settings: StudioSettings, present: Path) -> None:
     """Choose a recipe and a name; the new file is written and opened."""
     by_title = {recipe.title: recipe for recipe in recipes()}
@@ -39,6 +33,9 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     else:
         text = by_title[str(title)].text_in(file.parent, settings.root)
         save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
+
+
+new_dialog = st.dialog("New configuration", width="large")(recipe_form)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:

@@ -1,5 +1,6 @@
 """Explorers and a trainer that start, stop, crash and resume in any order: what must hold after each step of it."""
 
+import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trinity_core.data.experience import Experience
 from trinity_core.store.audit import judge, read
 from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.presence import Length
 from trinity_core.store.store import ExperienceStore, LineageChanged
 
 EXPLORERS = ("a", "b")
@@ -25,6 +27,33 @@ PACES = {
     "both": ("both", "both", "behind", "behind", "level"),
 }
 """Pace of an explorer -> its pace after each of these events."""
+
+
+class Pace:
+    """The model of `presence.Length`, by its table."""
+
+    def __init__(self):
+        self.pace = "level"
+        self.length = None  # of the explorer's run, when it last began
+        self.agreed = None  # of its run while the trainer was at work
+
+    def explorer_begins(self, length, at_work):
+        if self.agreed is None:
+            self.pace, self.length, self.agreed = "level", length, length
+        is_ahead = self.pace in ("ahead", "both")
+        known = self.length if is_ahead else self.agreed
+        has_more = length > self.agreed or (is_ahead and length >= known)
+        self.length = length
+        self._happens(MORE if has_more else FEWER if length < known else AS_MANY, at_work, length)
+
+    def trainer_begins(self, has_more, at_work):
+        length = self.length if self.pace in ("ahead", "both") else self.agreed
+        self._happens(TRAINER_HAS_MORE if has_more else AS_MANY, at_work, length)
+
+    def _happens(self, event, at_work, length):
+        self.pace = PACES[self.pace][event]
+        if at_work:
+            self.pace, self.agreed = PACES[self.pace][AT_WORK], length
 
 
 class Life(RuleBasedStateMachine):
@@ -43,9 +72,7 @@ class Life(RuleBasedStateMachine):
         self.states = {}  # explorer -> {"waiting", "finished", "left"}
         self.total = None  # train steps
         self.ended = self.expected = False  # what was said last of the trainer
-        self.paces = dict.fromkeys(EXPLORERS, "level")
-        self.lengths = {}  # explorer -> that of its run, when it last began
-        self.agreed = {}  # explorer -> that of its run while the trainer was at work
+        self.paces = {name: Pace() for name in EXPLORERS}
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
         self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
@@ -154,25 +181,11 @@ class Life(RuleBasedStateMachine):
     def join(self, name, length, total):
         if name not in self.sessions:
             return
-        if name not in self.agreed:
-            self.paces[name] = "level"
-        pace, agreed = self.paces[name], self.agreed.setdefault(name, length)
-        over = self.trainer_is_over
-        assert self.sessions[name]["store"].join(name, total, length) == (over and length <= agreed)
-        known = self.lengths[name] if pace in ("ahead", "both") else agreed
-        more = length > agreed or (length >= known and pace in ("ahead", "both"))
-        self.lengths[name] = length
-        self.agreed[name] = agreed if over else length
-        self.happens(name, MORE if more else FEWER if length < known else AS_MANY)
+        over, pace = self.trainer_is_over, self.paces[name]
+        outlasts = pace.agreed is not None and length > pace.agreed
+        assert self.sessions[name]["store"].join(name, total, length) == (over and not outlasts)
+        pace.explorer_begins(length, not over)
         self.says(name, left=False, total=total)
-
-    def happens(self, name, event):
-        """Something that changes who of this explorer and the trainer has more steps than when both had the same."""
-        before, self.paces[name] = self.paces[name], PACES[self.paces[name]][event]
-        if not self.trainer_is_over:
-            self.paces[name] = PACES[self.paces[name]][AT_WORK]
-            if before in ("ahead", "both"):
-                self.agreed[name] = self.lengths[name]
 
     @property
     def trainer_is_over(self):
@@ -192,8 +205,8 @@ class Life(RuleBasedStateMachine):
         self.trainer.begin("trainer", total)
         self.total, self.ended, self.expected = total, False, False
         for name in self.states:
-            self.happens(name, TRAINER_HAS_MORE if has_more else AS_MANY)
-            if has_more and self.paces[name] == "behind":
+            self.paces[name].trainer_begins(has_more, not self.trainer_is_over)
+            if has_more and self.paces[name].pace == "behind":
                 self.says(name, finished=False)
 
     @precondition(lambda self: self.total is not None)
@@ -302,6 +315,20 @@ class Life(RuleBasedStateMachine):
         assert (audit.failed, audit.dropped) == (steps, steps)
         assert audit.trained + audit.pending == len({row[3] for row in self.queue})
         assert audit.trained == sum(map(len, self.archive.values()))
+
+
+def test_the_pace_of_an_explorer_is_that_of_the_table():
+    """For all histories of four beginnings after the first, of explorers and trainers."""
+    joins = [("explorer", length, at_work) for length in (1, 2, 3) for at_work in (True, False)]
+    begins = [("trainer", has_more, at_work) for has_more in (True, False) for at_work in (True, False)]
+    paces = {(False, False): "level", (True, False): "ahead", (False, True): "behind", (True, True): "both"}
+    for history in itertools.product([*joins, *begins], repeat=4):
+        length, model = Length(), Pace()
+        for who, change, at_work in [("explorer", 2, True), *history]:
+            length = getattr(length, f"{who}_begins")(change, at_work)
+            getattr(model, f"{who}_begins")(change, at_work)
+            assert length.agreed == model.agreed, history
+            assert paces[length.announced is not None, length.is_behind] == model.pace, history
 
 
 def test_any_history_is_one_that_the_model_tells(server_url):
