@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, read_evaluations, read_metrics
 from trinity_core.tracking.scores import by_eval_set, scores_text
 from trinity_core.waits import Reminder
 
@@ -39,8 +39,8 @@ class ProgressReport:
         self.total_steps: int | None = None
         self.actor: ActorWaits | None = None
         self._step = -1
-        self._scored = time.time()
-        """When the newest evaluation was made that has been told, or this began."""
+        self._told = len(read_evaluations(config.job_dir))
+        """Evaluations whose scores are known."""
         self._due = 0.0
 
     def report_if_due(self) -> None:
@@ -78,10 +78,10 @@ class ProgressReport:
 
     def _tell_scores(self) -> None:
         """Log the scores of each evaluation since the last report."""
-        for line in read_metrics(self.config.job_dir):
-            if line.source == "eval" and line.time > self._scored:
-                log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
-                self._scored = line.time
+        evaluations = read_evaluations(self.config.job_dir)
+        for line in evaluations[self._told :]:
+            log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
+        self._told = len(evaluations)
 
     def _percent(self, lines: list[MetricLine]) -> float:
         step = lines[-1].step if lines else 0
