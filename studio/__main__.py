@@ -27,6 +27,7 @@ def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
         "browser.serverAddress": settings.host,
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "viewer",
+        "runner.magicEnabled": False,  # it would draw the texts below our constants
         "theme.light.primaryColor": PRIMARY,
         "theme.dark.primaryColor": PRIMARY_IN_THE_DARK,
         "theme.light.chartCategoricalColors": json.dumps([PRIMARY, *OTHER_LINES]),

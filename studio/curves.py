@@ -6,13 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.writers import full_names
-
-if TYPE_CHECKING:
-    import altair
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Metrics that are shown unless others are chosen: one for each of these endings."""
@@ -75,37 +72,42 @@ def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -
 
 def chart(
     curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool, marks: Sequence[int] = ()
-) -> altair.LayerChart | altair.FacetChart:
-    """A line for each run over `by` (`step` or `minutes`), an interval as a band, checkpoints as rules."""
-    import altair as alt
+) -> dict[str, Any]:
+    """A line for each run over `by` (`step` or `minutes`), an interval as a band, checkpoints as rules: in Vega-Lite.
 
+    Altair would take a tenth of a second and more for each chart.
+    """
     rows = rows_of(curves, metric, smoothing)
-    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False, padding=_padding(rows, "raw"))
-    axis = alt.Axis(format="~s", tickMinStep=1)
-    x = alt.X(
-        by,
-        type="quantitative",
-        title=by,
-        axis=axis,
-        scale=alt.Scale(zero=False, nice=False, padding=_padding(rows, by)),
-    )
+    x = {
+        "field": by, "type": "quantitative", "title": by, "axis": {"format": "~s", "tickMinStep": 1},
+        "scale": {"zero": False, "nice": False, "padding": _padding(rows, by)},
+    }  # fmt: skip
+    scale = {"type": "symlog" if is_log else "linear", "zero": False, "padding": _padding(rows, "raw")}
     drawn = [run for run, own in curves.items() if metric in own]
-    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, values=drawn) if len(curves) > 1 else None
+    legend = {"orient": "bottom", "title": None, "symbolOpacity": 1, "values": drawn} if len(curves) > 1 else None
     # The domain gives a run the same colour in all charts, also in those of metrics that another run lacks.
-    colour = alt.Color("run:N", scale=alt.Scale(domain=list(curves)), legend=legend)
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
+    colour = {"field": "run", "type": "nominal", "scale": {"domain": list(curves)}, "legend": legend}
+
+    def layer(mark: Mapping[str, Any], value: str, **more: Any) -> dict[str, Any]:
+        y = {"field": value, "type": "quantitative", "title": None, "scale": scale}
+        return {"mark": mark, "encoding": {"x": x, "y": y, "color": colour, **more}}
+
     layers = []
     if marks and by == "step":
-        rules = alt.Chart(alt.Data(values=[{"step": step, "checkpoint": f"checkpoint {step}"} for step in marks]))
-        layers.append(rules.mark_rule(strokeDash=[3, 3], color="gray").encode(x="step:Q", tooltip="checkpoint:N"))
+        rule = {"type": "rule", "strokeDash": [3, 3], "color": "gray"}
+        tooltip = {"field": "checkpoint", "type": "nominal"}
+        values = [{"step": step, "checkpoint": f"checkpoint {step}"} for step in marks]
+        layers.append({"data": {"values": values}, "mark": rule, "encoding": {"x": x, "tooltip": tooltip}})
     if any("low" in row for row in rows):
-        layers.append(base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q"))
+        layers.append(layer({"type": "area", "opacity": 0.2}, "low", y2={"field": "high"}))
     if smoothing:
-        layers.append(base.mark_line(opacity=0.25).encode(y=alt.Y("raw:Q", title=None, scale=scale)))
-    tooltip = ["run:N", "step:Q", alt.Tooltip("raw:Q", title="value", format=".4g")]
-    point = len(rows) <= FEW_POINTS * len(curves)
-    layers.append(base.mark_line(point=point).encode(y=alt.Y("value:Q", title=None, scale=scale), tooltip=tooltip))
-    return alt.layer(*layers).properties(height=240).interactive(bind_y=False)
+        layers.append(layer({"type": "line", "opacity": 0.25}, "raw"))
+    value = {"field": "raw", "type": "quantitative", "title": "value", "format": ".4g"}
+    tooltips = [{"field": "run", "type": "nominal"}, {"field": "step", "type": "quantitative"}, value]
+    line = {"type": "line", "point": len(rows) <= FEW_POINTS * len(curves)}
+    zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
+    layers.append(layer(line, "value", tooltip=tooltips) | {"params": [zoom]})
+    return {"data": {"values": rows}, "height": 240, "layer": layers}
 
 
 def _padding(rows: Sequence[Mapping[str, Any]], name: str) -> int:

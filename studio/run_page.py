@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
 from studio.runs import Ancestor, Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
-from studio.texts import COLOURS, duration, escaped, plain, score_text, when
+from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.page_notes import rollouts_page
 from trinity_core.tracking.mlflow_writer import served_run
@@ -46,7 +47,9 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     if run.folder is None:
-        st.info("The run has not written anything yet. Its state above is renewed every few seconds.")
+        over = "The run ended before it wrote anything: correct what is said above, and start it again."
+        waits = "The run has not written anything yet. Its state above is renewed every few seconds."
+        st.info(over if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
     chosen = st.segmented_control(
@@ -95,7 +98,7 @@ def show_facts(run: Run) -> None:
     facts |= {"Algorithm": " → ".join(files.steps) or files.algorithm or "–", "Model": files.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
-            st.html(f'<div class="fact"><span>{plain(name)}</span><b>{plain(value)}</b></div>', width="content")
+            st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")
 
 
 def show_buttons(run: Run, settings: StudioSettings) -> None:
@@ -169,7 +172,7 @@ def show_curves(runs: Sequence[Run]) -> None:
         for column, name in zip(st.columns(2), chosen[start : start + 2], strict=False):
             with column:
                 st.caption(f"**{name}**")
-                st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
+                st.vega_lite_chart(chart(curves, name, smoothing, str(by), is_log, marks))
     if marks and by == STEP:
         st.caption("Dashed lines: checkpoints.")
 

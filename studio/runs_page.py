@@ -24,13 +24,31 @@ def runs_page(settings: StudioSettings) -> None:
     names = st.query_params.get_all("run")
     if names:
         st.page_link(page_of_runs(), label="All runs", icon=":material/arrow_back:", query_params={})
-    going = not names or any(not run.state.is_over for run in known_runs(settings) if run.name in names)
-    st.fragment(draw, run_every=LOOK_SECONDS if going else None)(names, settings)
+    first_look = [known_runs(settings)]
+    going = not names or any(not run.state.is_over for run in first_look[0][0] if run.name in names)
+
+    @st.fragment(run_every=LOOK_SECONDS if going else None)
+    def renewed() -> None:
+        draw(names, *(first_look.pop() if first_look else known_runs(settings)), settings)
+
+    renewed()
 
 
-def draw(names: Sequence[str], settings: StudioSettings) -> None:
+def known_runs(settings: StudioSettings) -> tuple[list[Run], str]:
+    """All runs; why those of Prefect are not among them, if it does not answer."""
+    flow_runs: list[FlowRunSeen] = []
+    try:
+        if settings.api_url:
+            flow_runs = PrefectRuns(settings.api_url).recent()
+    except api_faults() as error:
+        return find_runs(settings.checkpoints), f"Prefect does not answer at {settings.api_url}: {error}"
+    return find_runs(settings.checkpoints, flow_runs), ""
+
+
+def draw(names: Sequence[str], runs: Sequence[Run], away: str, settings: StudioSettings) -> None:
     """The part that is renewed every few seconds while a run is in progress."""
-    runs = known_runs(settings)
+    if away:
+        st.warning(away)
     by_name = {run.name: run for run in runs}
     missing = [name for name in names if name not in by_name]
     if missing:
@@ -47,22 +65,6 @@ def draw(names: Sequence[str], settings: StudioSettings) -> None:
         show_list(runs)
     elif not names:
         st.info("No runs yet. Start one on the page Configuration, or with `make quickstart` or `trinity run`.")
-
-
-def known_runs(settings: StudioSettings) -> list[Run]:
-    """All runs, also while Prefect does not answer."""
-    return find_runs(settings.checkpoints, flow_runs(settings))
-
-
-def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
-    """Prefect's flow runs; none, with a warning, while it does not answer."""
-    if not settings.api_url:
-        return []
-    try:
-        return PrefectRuns(settings.api_url).recent()
-    except api_faults() as error:
-        st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
-        return []
 
 
 def show_list(runs: Sequence[Run]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import altair as altair
 import streamlit
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -13,8 +12,10 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit.starlette import App
 
-from studio import checked_draft as checked_draft
 from studio.access import admits, is_local
+from studio.checked_draft import checked
+from studio.form import form_fields
+from studio.recipes import recipes
 from studio.settings import StudioSettings
 from tasks.retries import api_faults
 from trinity_core.page_notes import ROLLOUTS
@@ -54,8 +55,11 @@ def page(_request: Request) -> HTMLResponse:
 
 
 def studio_app(settings: StudioSettings, token: str) -> App:
-    """The application. What the pages need is imported before anyone asks for one: a first page would stay blank."""
+    """The application. A first page would wait a second for what is imported and made here when first used."""
     api_faults()
+    form_fields("grpo", "both")
+    for recipe in recipes()[:1]:
+        checked(recipe.text, recipe.file)
     hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
     rollouts = make_app(RunFolders(settings.checkpoints), hosts)
     return App(

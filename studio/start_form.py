@@ -22,19 +22,9 @@ HERE = ""
 """In place of a deployment's id: a process on this machine."""
 KNOWN_SECONDS = 30
 """For which the deployments of a flow are taken to be those that Prefect has told."""
-
-
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 """What a start, a check or a measurement may raise."""
 VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
-
-
-@st.dialog("Start a run")
-def start_dialog(
-    draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
-) -> None:
-    """`start_form` in its own dialog, which a redrawn page does not close."""
-    start_form(draft, checked, settings, show_runs)
 
 
 def start_form(
@@ -67,6 +57,9 @@ def start_form(
         st.error(refusal)
     if not against:
         show_runs(f"{checked.config.project}/{checked.config.name}")
+
+
+start_dialog = st.dialog("Start a run")(start_form)
 
 
 def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from html import escape as plain
 from typing import Literal
 
 from trinity_core.runtime.preflight import stage_plan
 from trinity_core.tracking.run_record import RunState
-
-__all__ = ["COLOURS", "duration", "escaped", "plain", "score_text", "when"]
 
 Colour = Literal["gray", "blue", "orange", "green", "red"]
 COLOURS: dict[RunState, Colour] = {

@@ -91,14 +91,14 @@ def held(job_dir: Path, component: str) -> Iterator[None]:
 def one_at_a_time(path: Path, seconds: float = LINGER_SECONDS, poll: float = POLL_SECONDS) -> Iterator[None]:
     """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn.
 
-    They look every `poll` seconds. Raises TransientFault if it is not theirs within `seconds`, and TrinityError if the
-    folder cannot be written.
+    They look every `poll` seconds; a wait that lasts is announced. Raises TransientFault if it is not theirs within
+    `seconds`, and TrinityError if the folder cannot be written.
     """
     lock = _lock(path, poll)
     try:
         with clear_errors("locking", path):
             when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
-            when_room(partial(lock.acquire, timeout=seconds), path)
+            when_room(partial(_acquire, lock, seconds), path)
     except Timeout:
         raise TransientFault(f"another process has held {path} for {seconds:g} s") from None
     try:
@@ -126,7 +126,7 @@ def _acquire(lock: FileLock, wait: float) -> None:
     except Timeout:
         if wait <= PROBE_SECONDS:
             raise
-        holder = Path(lock.lock_file).read_text(errors="replace") or "a process unknown"
+        holder = Path(lock.lock_file).read_text(errors="replace") or "another process"
         log.info("waiting up to %g s for %s to let go of %s", wait, holder, lock.lock_file)
         lock.acquire(timeout=wait - PROBE_SECONDS)
 

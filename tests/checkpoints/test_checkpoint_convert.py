@@ -23,7 +23,7 @@ from trinity_core.checkpoints.convert import convert, convert_all, find_steps, i
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
-from trinity_core.layout import ADAPTER, JobLayout, shard_name
+from trinity_core.layout import ABANDONED, ADAPTER, JobLayout, shard_name
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -271,6 +271,31 @@ def test_batch_single_step_and_paths_within(tmp_path):
         )
     with raising(DataError, key=str(tmp_path / "missing")):
         convert_all(tmp_path / "missing")
+
+
+def test_the_checkpoints_of_a_pipeline_are_those_of_its_stages(tmp_path):
+    model = tiny()
+    for stage, step in (("warm_up", 3), ("rft", 2)):
+        save_whole(folder_for(tmp_path / f"run_{stage}", step, model), weights_of(model))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stages.json").write_text(json.dumps({"warm_up": "run_warm_up", "rft": "run_rft"}))
+    assert [f.parent.parent.name for f in convert_all(tmp_path / "run")] == ["global_step_2", "global_step_3"]
+
+
+def test_a_batch_leaves_out_what_cannot_be_converted(tmp_path):
+    """What is damaged fails the call, after all others; what the run has abandoned does not."""
+    model = tiny()
+    for step in (1, 2, 3):
+        save_whole(folder_for(tmp_path, step, model), weights_of(model))
+    whole = (tmp_path / "global_step_3/actor" / shard_name("model", 1, 0)).read_bytes()
+    for step in (1, 2):
+        (tmp_path / f"global_step_{step}/actor" / shard_name("model", 1, 0)).write_bytes(whole[:100])
+    (tmp_path / "global_step_2" / ABANDONED).touch()
+    with pytest.raises(DataError):
+        convert_all(tmp_path)
+    assert is_complete(tmp_path / "global_step_3/actor/huggingface")
+    (tmp_path / "global_step_1" / ABANDONED).touch()
+    assert [f.parent.parent.name for f in convert_all(tmp_path)] == ["global_step_3"]
 
 
 def _base(tmp_path, model):

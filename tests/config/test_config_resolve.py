@@ -151,7 +151,7 @@ def test_task_sets_inherit_defaults() -> None:
     assert resolved.taskset is None
     assert (tasks.default_workflow_type, tasks.default_reward_fn_type) == ("inner", "outer")
     assert (evaluation.default_workflow_type, evaluation.default_reward_fn_type) == ("inner", "own")
-    assert (tasks.rollout_args.temperature, tasks.rollout_args.top_k, tasks.rollout_args.max_tokens) == (1.0, 5, 1024)
+    assert (tasks.rollout_args.temperature, tasks.rollout_args.top_k, tasks.rollout_args.max_tokens) == (1.0, 5, None)
     assert (evaluation.rollout_args.temperature, evaluation.repeat_times) == (0.7, 1)
 
 

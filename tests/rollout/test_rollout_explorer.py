@@ -126,7 +126,7 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     store = stored(settings)
     stats = store.stats()
     assert stats.ready == 4 * 3 * 2
-    assert stats.explorers["explorer"]["finished"]
+    assert stats.explorers["explorer"].finished
     batch = store.lease(1, 6, 0)
     assert {int(e.versions[0]) for e in batch} == {0}
     assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
@@ -164,7 +164,7 @@ def test_an_explorer_that_waits_to_write_answers(config, engine):
         while (await explorer.progress())["step"] < 1 and not running.done():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert not running.done() and stored(settings).stats().explorers["explorer"]["step"] == 1
+        assert not running.done() and stored(settings).stats().explorers["explorer"].step == 1
         lock.release()
         return await running
 
@@ -222,7 +222,7 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
         return stats, progress
 
     stats, progress = asyncio.run(main())
-    assert (progress["step"], stats.ready, stats.explorers["explorer"]["waiting"]) == (1, 6, 1)
+    assert (progress["step"], stats.ready, stats.explorers["explorer"].waiting) == (1, 6, 1)
     words = r"waits for version 1 of the trainer, \d+ s so far; no trainer has been seen yet"
     assert re.fullmatch(words, progress["waits"])
 
@@ -413,7 +413,7 @@ def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_
     broken = config(name="broken")
     publish(broken, 0, 1, 2, 3)
     asyncio.run(stopped_after(2, broken, engine))
-    assert not stored(broken).stats().explorers["explorer"]["finished"]
+    assert not stored(broken).stats().explorers["explorer"].finished
     asyncio.run(Explorer(broken, [engine]).run(explore))
     rows = [[(e.task_index, e.group, e.run) for e in stored(c).lease(1, 24, 9)] for c in (through, broken)]
     assert rows[0] == rows[1]
@@ -516,6 +516,12 @@ def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, c
     for _ in range(2):
         summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
         assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", steps, steps)
+    if changes.get("train") == 12:  # steps 2 and 3 are made again, and take twice as many tasks too
+        with stored(config()) as store:
+            store.rewind(1)
+        for _ in range(2):
+            summary = asyncio.run(Explorer(resized(6, **changes), [engine]).run(explore))
+            assert (summary["ended"], summary["step"], summary["total_steps"]) == ("finished", 11, 11)
 
 
 @pytest.mark.parametrize("store_first", [True, False])
@@ -1157,7 +1163,7 @@ def test_tasks_that_arrive_meanwhile_are_explored(config, engine, mode):
     assert (summary["ended"], summary["step"]) == ("finished", 3)
     rows = stored(settings).lease(1, 99, 9, final=True)
     assert [row.task_index for row in rows] == [number for number in range(8) for _ in range(2)]
-    assert stored(settings).stats().explorers["explorer"]["finished"]
+    assert stored(settings).stats().explorers["explorer"].finished
     assert asyncio.run(Explorer(settings, [engine]).run(explore))["step"] == 3, "nothing is left for another start"
 
 

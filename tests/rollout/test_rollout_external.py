@@ -20,8 +20,8 @@ from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, choose_stage
-from trinity_core.runtime.summary import evaluation_text, read_summary, summary_of_scores
-from trinity_core.tracking.scores import score_fingerprint, valid_scores
+from trinity_core.runtime.summary import read_summary, summary_of_scores
+from trinity_core.tracking.scores import evaluation_text, score_fingerprint, valid_scores
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 
 KEY = "sk-very-secret-4711"
@@ -81,7 +81,7 @@ def test_an_endpoint_is_scored_without_engines(tmp_path: Path, tiny_folders: Tin
             return Reply(completion("#### 1" if seen[question] % 2 else "no idea"))
 
     with serving(script) as server:
-        config = config_of(tmp_path, tiny_folders, server.url, api_key_env=key)
+        config = config_of(tmp_path, tiny_folders, server.url, "model.max_model_len=999", api_key_env=key)
         numbers = evaluated(config)
     assert "eval/once/failed_requests" not in numbers and numbers["eval/once/accuracy"] == 1.0
     assert numbers["eval/often/accuracy"] == 0.5 and numbers["eval/often/pass@4"] == 1.0

@@ -109,9 +109,9 @@ def test_an_explorer_is_seen_while_its_engines_load(tmp_path: Path) -> None:
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     with open_run_store(config) as store:
         store.expect("explorer")
-        assert store.stats().explorers["explorer"]["seen"] is None
+        assert store.stats().explorers["explorer"].seen is None
         StartupPresence(config, lambda: None).check()
-        assert store.stats().explorers["explorer"]["seen"] is not None
+        assert store.stats().explorers["explorer"].seen is not None
 
 
 def test_a_lost_run_is_heard_of_while_it_starts(tmp_path: Path) -> None:

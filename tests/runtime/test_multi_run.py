@@ -99,7 +99,7 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
                     assert wait_lease(store, step, 2, step - 1, timeout=30)
                     if step == 1:
                         store.commit(1)
-                while not store.stats().explorers["explorer"]["finished"]:
+                while not store.stats().explorers["explorer"].finished:
                     time.sleep(0.01)
                 store.rewind(1)
                 assert again.wait(30)

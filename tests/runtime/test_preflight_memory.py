@@ -11,6 +11,7 @@ from preflight_configs import SHAPE, config_of
 from raising import raising
 
 from trinity_core.config import LoraConfig, train_settings
+from trinity_core.config.number_formats import zero_stage_of
 from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
@@ -22,7 +23,6 @@ from trinity_core.runtime.preflight.resource_estimate import (
     cpu_engine_needs,
     gpu_engine_needs,
     prefill_tokens,
-    zero_stage,
 )
 from trinity_core.runtime.preflight.trainer_memory import (
     PIECE,
@@ -215,10 +215,17 @@ def test_adapter_counts_its_own_parameters(model):
 
 
 @pytest.mark.parametrize(
-    ("asked", "workers", "width", "stage"), [(None, 1, 4, 0), (None, 2, 4, 2), (1, 1, 4, 1), (0, 1, 2, 2), (3, 2, 2, 3)]
+    ("asked", "workers", "dtype", "stage"),
+    [
+        (None, 1, "float32", 0),
+        (None, 2, "float32", 2),
+        (1, 1, "float32", 1),
+        (0, 1, "bfloat16", 2),
+        (3, 2, "float16", 3),
+    ],
 )
-def test_zero_stage_in_force(asked, workers, width, stage):
-    assert zero_stage(asked, workers, width) == stage
+def test_zero_stage_in_force(asked, workers, dtype, stage):
+    assert zero_stage_of(asked, workers, dtype) == stage
 
 
 def test_engine_holds_weights_cache_and_logits():

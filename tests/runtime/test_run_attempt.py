@@ -142,7 +142,7 @@ def test_a_trainer_that_cannot_start_is_not_waited_for(config: Config, parts: se
 
 def is_awaited(config: Config) -> bool:
     with open_run_store(config) as store:
-        return not store.stats().explorers["explorer"]["left"]
+        return not store.stats().explorers["explorer"].left
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
+from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.run_stores import runs_in
 from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
@@ -33,10 +34,11 @@ def loaded(root: Path, *overrides: str) -> list[Config]:
     return stages(load_config(QUICKSTART, [f"checkpoint_root_dir={root}", "model.model_path=tiny", *overrides]))
 
 
-def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
+def run_all(root: Path, *overrides: str, begun_by: str = "") -> list[dict[str, Any]]:
     """What the stages leave when they have been run."""
     summaries, model_path = [], ""
     for part in loaded(root, *overrides):
+        part = in_fresh_folder(part, begun_by)
         if model_path:
             part = start_from(part, model_path)
         numbers = {"score": 0.5, "scores": {}, "step": 3, "seconds": 1.0}
@@ -59,9 +61,13 @@ def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
 
 
-def test_a_finished_pipeline_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scores_base", "before"), [("true", 0.1), ("false", None)])
+def test_a_finished_pipeline_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_base: str, before: float | None
+) -> None:
     """Nor is its last stage scored again; its model as it was is asked for, which may have a score."""
-    sft, rft = run_all(tmp_path)
+    at_start = f"explorer.eval_on_startup={scores_base}"
+    sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
 
     def run_request(request: Request, adapter: Adapter) -> dict[str, Any]:
@@ -71,9 +77,12 @@ def test_a_finished_pipeline_is_not_run_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(driver, "run_request", run_request)
     monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
     monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
-    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]
-    summary = driver.run_pipeline(load_config(QUICKSTART, overrides))
-    assert asked == [("evaluate", "base")] and summary["scores"] == {"before": 0.1, "sft": 0.5, "rft": 0.5}
+    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
+    config = load_config(QUICKSTART, overrides)
+    summary = driver.run_pipeline(config)
+    assert asked == ([("evaluate", "base")] if before else [])
+    assert summary["scores"] == {"before": before, "sft": 0.5, "rft": 0.5}
+    assert [plan.scores_base for plan in plans_of(config)] == [False, before is not None]
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
@@ -185,6 +194,21 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
             names.append(fresh.name)
     assert names[0] == first[-1].name != names[1]
     assert job_dir_of(config).name == job_dir_of(config, last).name == names[1]
+
+
+def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its record of the stages' folders names those of its first attempt."""
+    anew = "continue_from_checkpoint=false"
+    config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", anew])
+    run_all(tmp_path)
+    summaries = run_all(tmp_path, anew, begun_by="flow 1")
+    plan = plan_stages(config, "flow 1")
+    assert [stage.done for stage in plan.stages] == summaries
+    assert [stage.done for stage in plan_stages(config, "flow 2").stages] == [None, None]
+    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    with pipeline.pipeline_cluster(plan, None):  # type: ignore[arg-type]
+        folders = [str(folder) for folder in runs_in(config.job_dir)]
+    assert [Path(summary["hf_dir"]).parents[2] for summary in summaries] == [Path(folder) for folder in folders]
 
 
 def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_run_that_refuses_to_resume_is_not_waited_for(tmp_path: Path, tiny_fol
         store.commit(1)
         with raising(TrinityError, key="model.model_path"):
             resume(Stage(config, place(config, Machine(1, 0)), "rft"))
-        assert store.trainer().finished and store.stats().explorers[config.explorer.name]["left"]
+        assert store.trainer().finished and store.stats().explorers[config.explorer.name].left
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
 
 

@@ -4,8 +4,9 @@ import pytest
 from store_helpers import make_rows
 
 from trinity_core.config.sync_schedule import StalenessBound
-from trinity_core.store import presence
+from trinity_core.store import members
 from trinity_core.store.presence import LOST_SECONDS
+from trinity_core.store.schema import EXPLORER
 from trinity_core.store.store import LineageChanged
 
 ROWS = 2
@@ -26,20 +27,20 @@ def explorers(store, open_store):
 def seen(store, explorer, when):
     """Note that `explorer` was seen, as it does itself every few seconds."""
     with store._database.write() as connection:
-        presence.note(connection, store._tables, presence.EXPLORER, explorer, seen=when)
+        members.note(connection, store._tables, EXPLORER, explorer, seen=when)
 
 
 def test_a_step_waits_for_those_that_others_have_begun(store, explorers):
     a, b = explorers
     assert a.admit("a", ROWS, 0, STRICT) == (None, 0)
     assert b.admit("b", ROWS, 0, STRICT) == (1, 0)
-    assert store.stats().explorers["b"]["waiting"] == 1
+    assert store.stats().explorers["b"].waiting == 1
     a.put("a", 1, {}, make_rows(1, ROWS), 0)
     assert b.admit("b", ROWS, 0, STRICT) == (1, 0), "its rows still wait for the trainer"
     assert len(store.lease(1, ROWS, 0)) == ROWS
     assert b.admit("b", ROWS, 0, STRICT) == (1, 1)
     assert b.admit("b", ROWS, 1, STRICT) == (None, 1)
-    assert store.stats().explorers["b"]["waiting"] is None
+    assert store.stats().explorers["b"].waiting is None
 
 
 def test_slack_lets_several_steps_begin(explorers):
@@ -115,9 +116,9 @@ def test_a_rewind_forgets_steps_begun_and_waits(store, explorers):
     store.lease(1, ROWS, 0)
     a.admit("a", ROWS, 1, STRICT)
     b.admit("b", ROWS, 1, STRICT)
-    assert store.stats().explorers["b"]["waiting"] == 2
+    assert store.stats().explorers["b"].waiting == 2
     store.rewind(0)
-    assert store.stats().explorers["b"]["waiting"] is None
+    assert store.stats().explorers["b"].waiting is None
     with pytest.raises(LineageChanged):
         b.admit("b", ROWS, 1, STRICT)
     b.position("b")

@@ -9,14 +9,9 @@ from store_helpers import make_rows
 
 from trinity_core.config.sync_schedule import StalenessBound
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.presence import (
-    EXPLORER,
-    TRAINER,
-    Contribution,
-    all_is_dropped,
-    describe_explorers,
-    explorers,
-)
+from trinity_core.store.members import Contribution, explorers
+from trinity_core.store.presence import all_is_dropped, describe_explorers
+from trinity_core.store.schema import EXPLORER, TRAINER
 from trinity_core.store.store import ExperienceStore
 from trinity_core.training.sources import wait_lease
 
@@ -85,12 +80,12 @@ def test_more_steps_count_once_a_trainer_has_begun_with_them(store):
     store.begin("trainer", 1)
     assert not store.join("e", 9), "the trainer that came makes no further step"
     store.begin("trainer", 2)
-    assert store.stats().explorers["e"]["total"] == 9
+    assert store.stats().explorers["e"].total == 9
     train(store, 2)
     assert store.join("e", 9) and not store.join("e", 10)
     assert store.join("e", 9), "the explorer of 10 steps is no longer meant"
     store.begin("trainer", 3)
-    assert store.stats().explorers["e"]["total"] == 9
+    assert store.stats().explorers["e"].total == 9
 
 
 def test_longer_trainer_waits_for_finished_explorers(store):
@@ -173,6 +168,45 @@ def test_an_announcement_ends_with_the_trainer_that_it_is_for(store, starts):
     assert store.exhausted(), "now the explorer was first"
 
 
+@pytest.mark.parametrize("first", ["explorer", "trainer"])
+def test_a_store_of_an_older_version_can_be_given_more_steps(store, first):
+    """It has the explore steps of its explorers, and not the lengths of their runs."""
+
+    def forget_lengths():
+        with store._database.write() as connection:
+            connection.execute(delete(store._tables.lengths))
+
+    store.begin("trainer", 2)
+    explore(store, 2)
+    train(store, 1, 2)
+    forget_lengths()
+    assert store.join("e", 2), "as many steps"
+    forget_lengths()
+    if first == "trainer":
+        store.begin("trainer", 4)
+        assert not store.exhausted()
+    for _ in range(2):
+        explore(store, 4)
+    if first == "explorer":
+        store.begin("trainer", 4)
+    assert store.exhausted()
+    store.begin("trainer", 6)
+    assert not store.exhausted(), "now the trainer is first"
+
+
+def test_an_explorer_that_first_begins_has_the_length_of_the_run(store):
+    """Its run announced it before its trainer had more steps, or it came when the trainer had finished."""
+    store.expect("e")
+    store.begin("trainer", 2)
+    store.begin("trainer", 4)
+    explore(store, 4)
+    explore(store, 6)
+    store.begin("trainer", 6)
+    assert store.exhausted()
+    train(store, *range(1, 7))
+    assert store.join("late", 6) and not store.join("late", 8)
+
+
 def explore(store, total, length=None):
     """Start an explorer, and let it finish."""
     store.expect("e")
@@ -248,12 +282,12 @@ def test_explorers_are_described_to_who_waits_for_them(store):
     store.position("b")
     store.finished("b")
     known = store.stats().explorers
-    assert describe_explorers(known, known["a"]["seen"] + 3) == (
+    assert describe_explorers(known, known["a"].seen + 3) == (
         "explorers known: a (step 3 of 9, no experience left of its last 2 steps, waits for version 4, last seen 3 s "
         "ago), b (step 0, finished)"
     )
     store.seen(EXPLORER, "a")
-    assert store.stats().explorers["a"]["seen"] >= known["a"]["seen"] and store.stats().explorers["a"]["total"] == 9
+    assert store.stats().explorers["a"].seen >= known["a"].seen and store.stats().explorers["a"].total == 9
     store.seen(TRAINER, "trainer")
     assert store.trainer().seen is not None and not store.trainer().finished
 
@@ -275,7 +309,7 @@ def test_a_look_at_explorers_reads_no_history(tmp_path):
                 driver.set_progress_handler(lambda: next(count) < 0, 100)
                 known = explorers(connection, t)["a"]
                 driver.set_progress_handler(None, 100)
-            assert (known["step"], known["empty_steps"]) == (steps, 2)
+            assert (known.step, known.empty_steps) == (steps, 2)
             return next(count)
 
         store.position("a")
@@ -347,4 +381,4 @@ def test_an_explorer_whose_clock_is_behind_is_not_lost(postgresql_url, tmp_path,
             assert store.admit("behind", 4, 0, bound.awaited)[0] is None
         assert store.admit("other", 4, 0, bound.awaited)[0] == 1
         stats = store.stats()
-        assert abs(stats.explorers["behind"]["seen"] - stats.now) < 30
+        assert abs(stats.explorers["behind"].seen - stats.now) < 30

@@ -21,7 +21,7 @@ from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import backend, postgresql, presence, sqlite
+from trinity_core.store import backend, members, postgresql, sqlite
 from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
@@ -237,8 +237,8 @@ def test_a_transaction_that_postgresql_cuts_short_is_repeated(postgresql_url, mo
                 other.exec_driver_sql(f"SELECT pg_terminate_backend({mine}, 10000)")
         return whole(connection, *arguments)
 
-    cut, whole = [], presence.untrained_rows
-    monkeypatch.setattr(presence, "untrained_rows", cut_short)
+    cut, whole = [], members.untrained_rows
+    monkeypatch.setattr(members, "untrained_rows", cut_short)
     with ExperienceStore.open(postgresql_url, "/jobs/cut") as store:
         store.put("e", 1, {}, make_rows(1), 0)
         assert store.untrained() == 2 and cut

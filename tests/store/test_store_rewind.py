@@ -104,17 +104,17 @@ def test_rewind_affects_only_users_of_newer_weights(store):
     done = store.rewind(1)
     assert done.explorers == {"e": 2}
     explorers = store.stats().explorers
-    assert explorers["slow"]["finished"]
-    assert not explorers["e"]["finished"]
+    assert explorers["slow"].finished
+    assert not explorers["e"].finished
 
 
 def test_unaffected_explorer_still_waits(store):
     on_policy(store, 1, 2, {})
     store.waiting("e", 2)
     store.rewind(1)
-    assert store.stats().explorers["e"]["waiting"] == 2
+    assert store.stats().explorers["e"].waiting == 2
     store.rewind(0)
-    assert store.stats().explorers["e"]["waiting"] is None
+    assert store.stats().explorers["e"].waiting is None
 
 
 def test_oldest_rewind_since_a_lineage(store):

@@ -1,5 +1,6 @@
 """Explorers and a trainer that start, stop, crash and resume in any order: what must hold after each step of it."""
 
+import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -13,9 +14,46 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trinity_core.data.experience import Experience
 from trinity_core.store.audit import judge, read
 from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.presence import Length
 from trinity_core.store.store import ExperienceStore, LineageChanged
 
 EXPLORERS = ("a", "b")
+MORE, AS_MANY, FEWER, TRAINER_HAS_MORE, AT_WORK = range(5)
+"""Events in the order of the table in `trinity_core/store/presence.py`."""
+PACES = {
+    "level": ("ahead", "level", "level", "behind", "level"),
+    "ahead": ("ahead", "ahead", "level", "level", "ahead"),
+    "behind": ("both", "behind", "behind", "behind", "behind"),
+    "both": ("both", "both", "behind", "behind", "level"),
+}
+"""Pace of an explorer -> its pace after each of these events."""
+
+
+class Pace:
+    """The model of `presence.Length`, by its table."""
+
+    def __init__(self):
+        self.pace = "level"
+        self.length = None  # of the explorer's run, when it last began
+        self.agreed = None  # of its run while the trainer was at work
+
+    def explorer_begins(self, length, at_work):
+        if self.agreed is None:
+            self.pace, self.length, self.agreed = "level", length, length
+        is_ahead = self.pace in ("ahead", "both")
+        known = self.length if is_ahead else self.agreed
+        has_more = length > self.agreed or (is_ahead and length >= known)
+        self.length = length
+        self._happens(MORE if has_more else FEWER if length < known else AS_MANY, at_work, length)
+
+    def trainer_begins(self, has_more, at_work):
+        length = self.length if self.pace in ("ahead", "both") else self.agreed
+        self._happens(TRAINER_HAS_MORE if has_more else AS_MANY, at_work, length)
+
+    def _happens(self, event, at_work, length):
+        self.pace = PACES[self.pace][event]
+        if at_work:
+            self.pace, self.agreed = PACES[self.pace][AT_WORK], length
 
 
 class Life(RuleBasedStateMachine):
@@ -33,9 +71,8 @@ class Life(RuleBasedStateMachine):
         self.sessions = {}
         self.states = {}  # explorer -> {"waiting", "finished", "left"}
         self.total = None  # train steps
-        self.totals = {}  # explorer -> its steps, as long as the trainer worked
-        self.ahead = {}  # explorer -> its steps, if they are more than before and the trainer's are not yet
-        self.behind = set()  # explorers that have no more steps yet, while the trainer has
+        self.ended = self.expected = False  # what was said last of the trainer
+        self.paces = {name: Pace() for name in EXPLORERS}
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
         self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
@@ -140,44 +177,43 @@ class Life(RuleBasedStateMachine):
         self.trainer.expect(name)
         self.says(name, waiting=None, finished=False, left=False)
 
-    @rule(name=st.sampled_from(EXPLORERS), total=st.integers(1, 9))
-    def join(self, name, total):
+    @rule(name=st.sampled_from(EXPLORERS), length=st.integers(1, 9), total=st.integers(1, 9))
+    def join(self, name, length, total):
         if name not in self.sessions:
             return
-        over, before = self.trainer_is_over, self.totals.get(name)
-        more = before is not None and total > before
-        assert self.sessions[name]["store"].join(name, total) == (over and not more)
-        self.says(name, left=False)
-        was_ahead = self.ahead.pop(name, None) is not None
-        if (more and (over or name not in self.behind)) or (was_ahead and total == before and not over):
-            self.ahead[name] = total
-        if more or before is None:
-            self.behind.discard(name)
-        if not over:
-            self.totals[name] = total
+        over, pace = self.trainer_is_over, self.paces[name]
+        outlasts = pace.agreed is not None and length > pace.agreed
+        assert self.sessions[name]["store"].join(name, total, length) == (over and not outlasts)
+        pace.explorer_begins(length, not over)
+        self.says(name, left=False, total=total)
 
     @property
     def trainer_is_over(self):
-        return self.total is not None and self.checkpoints[-1] >= self.total
+        return not self.expected and self.total is not None and (self.ended or self.checkpoints[-1] >= self.total)
 
     # ---- trainer ----
 
-    @rule(total=st.integers(1, 9), expected=st.booleans())
-    def begin(self, total, expected):
-        if expected:
-            self.trainer.expect_trainer()
-            assert not self.trainer.trainer().finished
-        if self.total is not None and total > self.total:
-            for name in self.states.keys() - self.ahead.keys():
-                self.says(name, finished=False)
-                self.behind.add(name)
-        ahead = self.ahead.copy()
-        if self.total is not None and total > self.total:
-            self.ahead.clear()
+    @rule(expected=st.booleans())
+    def expect_trainer(self, expected):
+        """Its flow starts, or has failed to; the trainer may die before it begins."""
+        self.trainer.expect_trainer(expected)
+        self.expected = expected and self.total is not None
+
+    @rule(total=st.integers(1, 9))
+    def begin(self, total):
+        has_more = self.total is not None and total > self.total
         self.trainer.begin("trainer", total)
-        self.total = total
-        if not self.trainer_is_over:
-            self.totals |= ahead
+        self.total, self.ended, self.expected = total, False, False
+        for name in self.states:
+            self.paces[name].trainer_begins(has_more, not self.trainer_is_over)
+            if has_more and self.paces[name].pace == "behind":
+                self.says(name, finished=False)
+
+    @precondition(lambda self: self.total is not None)
+    @rule()
+    def end(self):
+        self.trainer.end("trainer")
+        self.ended = True
 
     @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())
     def train(self, rows, whole, forget):
@@ -260,7 +296,7 @@ class Life(RuleBasedStateMachine):
         assert stats.leased + stats.trained <= trained_or_leased
         assert stats.committed == self.checkpoints[-1]
         known = stats.explorers.items()
-        assert self.states == {name: {key: stored[key] for key in self.states[name]} for name, stored in known}
+        assert self.states == {name: {key: getattr(stored, key) for key in self.states[name]} for name, stored in known}
 
     @invariant()
     def the_trainer_ends_only_when_nothing_more_comes(self):
@@ -279,6 +315,20 @@ class Life(RuleBasedStateMachine):
         assert (audit.failed, audit.dropped) == (steps, steps)
         assert audit.trained + audit.pending == len({row[3] for row in self.queue})
         assert audit.trained == sum(map(len, self.archive.values()))
+
+
+def test_the_pace_of_an_explorer_is_that_of_the_table():
+    """For all histories of four beginnings after the first, of explorers and trainers."""
+    joins = [("explorer", length, at_work) for length in (1, 2, 3) for at_work in (True, False)]
+    begins = [("trainer", has_more, at_work) for has_more in (True, False) for at_work in (True, False)]
+    paces = {(False, False): "level", (True, False): "ahead", (False, True): "behind", (True, True): "both"}
+    for history in itertools.product([*joins, *begins], repeat=4):
+        length, model = Length(), Pace()
+        for who, change, at_work in [("explorer", 2, True), *history]:
+            length = getattr(length, f"{who}_begins")(change, at_work)
+            getattr(model, f"{who}_begins")(change, at_work)
+            assert length.agreed == model.agreed, history
+            assert paces[length.announced is not None, length.is_behind] == model.pace, history
 
 
 def test_any_history_is_one_that_the_model_tells(server_url):

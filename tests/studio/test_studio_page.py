@@ -69,6 +69,8 @@ def test_a_form_is_filled_in_and_saved(studio: Served, tmp_path: Path) -> None:
     file.write_text(TEXT)
 
     async def act(page: Page) -> None:
+        main = "document.querySelector('[data-testid=stMainBlockContainer]')"
+        await page.until(f"{main}.innerText.startsWith('File')", "the page begins with the form")
         for entered in ("-3", "16"):
             await page.fill(field("repeat_times"), entered)
             await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: {entered} ')")

@@ -39,7 +39,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
     assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
     assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1
     assert rows_of(curves, "nothing") == []
-    spec = chart(curves, "actor/final_loss", 0.0, "step", False).to_dict()
+    spec = chart(curves, "actor/final_loss", 0.0, "step", False)
     colour = spec["layer"][-1]["encoding"]["color"]
     assert colour["scale"]["domain"] == ["a", "b"], "each run keeps its colour"
     assert colour["legend"]["values"] == ["a"], "the other run has no such metric"
@@ -48,7 +48,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
 def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:
     numbers = {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
     MetricsFile(tmp_path, "eval").write(4, numbers)
-    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", True, [4]).to_dict()
+    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", True, [4])
     marks = [layer["mark"]["type"] for layer in spec["layer"]]
     assert spec["layer"][0]["mark"]["color"] == "gray", "seen on a dark page too"
     assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
@@ -59,7 +59,7 @@ def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], paddin
     """A single value has no range to widen: Vega would write NaN below it."""
     for step in steps:
         MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
-    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", False).to_dict()
+    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", False)
     encoding = spec["layer"][-1]["encoding"]
     assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trained_runs import assert_same_runs, put, run
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.run import train
 from trinity_core.training.worker import TrainerWorker
 
@@ -48,6 +48,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     put(stopped)
     assert again.run(train)["ended"] == "finished"
     assert_same_runs(stopped, whole)
+
+
+def test_a_fault_while_a_batch_is_waited_for_costs_no_step(rollouts):
+    whole, late = rollouts("whole"), rollouts("late")
+    put(whole)
+    run(whole)
+    put(late, (1, 2, 3))
+    hurried = rollouts("late", buffer__trainer_input__experience_buffer__max_read_timeout=0.2)
+    with pytest.raises(TransientFault, match="max_read_timeout"):
+        run(hurried)
+    put(late)
+    again = TrainerWorker(late)
+    assert again.start()["step"] == 3, "which is no multiple of save_interval"
+    assert again.run(train)["ended"] == "finished"
+    assert_same_runs(late, whole)
 
 
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])

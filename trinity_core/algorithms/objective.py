@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
@@ -28,41 +28,11 @@ from trinity_core.signatures import call_with, keywords, refuse_unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trinity_core.config.algorithm_types import AlgorithmType
+    from trinity_core.config.schema.algorithm import AlgorithmConfig
+
 
 REWARDS = ("rewards", "token_rewards")
-
-
-class AlgorithmSpec(Protocol):
-    """The fields that an AlgorithmType and a resolved algorithm section share."""
-
-    @property
-    def advantage_fn(self) -> str | None: ...
-    @property
-    def advantage_fn_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def policy_loss_fn(self) -> str | None: ...
-    @property
-    def policy_loss_fn_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def kl_penalty_fn(self) -> str | None: ...
-    @property
-    def kl_penalty_fn_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def kl_loss_fn(self) -> str | None: ...
-    @property
-    def kl_loss_fn_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def entropy_loss_fn(self) -> str | None: ...
-    @property
-    def entropy_loss_fn_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def loss_agg_mode(self) -> str | None: ...
-    @property
-    def loss_agg_mode_args(self) -> Mapping[str, Any] | None: ...
-    @property
-    def rollout_correction(self) -> str | None: ...
-    @property
-    def rollout_correction_args(self) -> Mapping[str, Any] | None: ...
 
 
 class Weights(NamedTuple):
@@ -93,7 +63,7 @@ class Objective:
     Raises InputError at once for names that do not exist and for arguments that a part does not know.
     """
 
-    def __init__(self, spec: AlgorithmSpec) -> None:
+    def __init__(self, spec: AlgorithmConfig | AlgorithmType) -> None:
         self.policy_loss = POLICY_LOSSES.resolve(spec.policy_loss_fn or "ppo")
         self.policy_args = dict(spec.policy_loss_fn_args or {})
         self.advantage_name = spec.advantage_fn or "none"

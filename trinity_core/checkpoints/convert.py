@@ -22,6 +22,7 @@ from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
     clear_errors,
+    read_json,
     remove_tree,
     sync_file,
     temporary_sibling,
@@ -30,7 +31,7 @@ from trinity_core.files import (
     write_json,
 )
 from trinity_core.imports import OWN_ATTENTION, lean_transformers
-from trinity_core.layout import ADAPTER, MANIFEST, step_of
+from trinity_core.layout import ABANDONED, ADAPTER, MANIFEST, JobLayout, step_of
 from trinity_core.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
@@ -53,32 +54,45 @@ log = logging.getLogger(__name__)
 def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge: bool = False) -> list[Path]:
     """Convert the checkpoint that contains `checkpoint_dir`, or else every checkpoint below it; see `convert`.
 
-    Returns the folders, including those converted before. Raises `DataError` if there is no checkpoint or
-    one cannot be converted.
+    Returns the folders, including those converted before. Raises `DataError` if there is no checkpoint or, once all
+    others are converted, if one cannot be converted. Abandoned ones are left out.
     """
     steps = find_steps(Path(checkpoint_dir))
-    single = len(steps) == 1
-    folders = []
+    if len(steps) == 1:
+        return [convert(steps[0], base_model_dir, merge)]
+    folders, failures = [], []
     for step in steps:
-        if single or _has_model(step / "actor") or is_complete(step / "actor" / "huggingface"):
-            folders.append(convert(step, base_model_dir, merge))
-        else:
+        if (step / ABANDONED).exists():
+            log.warning("%s is left out: its run went back to an earlier checkpoint", step)
+        elif not (_has_model(step / "actor") or is_complete(step / "actor" / "huggingface")):
             log.info("%s holds no shards of the policy; it is passed over", step)
+        else:
+            try:
+                folders.append(convert(step, base_model_dir, merge))
+            except DataError as error:
+                log.error("%s", error)
+                failures.append(error)
+    if failures and not folders:
+        raise failures[0]
+    if failures:
+        raise DataError(f"{len(failures)} of {len(steps)} checkpoints are not converted, all others are: {failures[0]}")
     return folders
 
 
 def find_steps(path: Path) -> list[Path]:
-    """The `global_step_N` that `path` is or is inside of; otherwise all below it, in order of step."""
+    """The `global_step_N` that `path` is or is inside of; otherwise all below it, or of the stages of the pipeline in
+    it, in order of step."""
     path = path.absolute()
     for folder in (path, *path.parents):
         if step_of(folder) is not None and folder.is_dir():
             return [folder]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>", key=str(path))
+    stages = read_json(JobLayout(path).stages) or {}
     folders = [
-        folder for folder in path.rglob("global_step_*")
+        folder for root in (path, *map(path.with_name, stages.values())) for folder in root.rglob("global_step_*")
         if step_of(folder) is not None and folder.is_dir()
-        and not any(part.startswith(".") for part in folder.relative_to(path).parts)
+        and not any(part.startswith(".") for part in folder.relative_to(root).parts)
     ]  # fmt: skip
     if not folders:
         raise DataError(f"there is no global_step_<number> folder in {path}", key=str(path))

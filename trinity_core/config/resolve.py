@@ -244,7 +244,6 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
             "temperature": model.temperature if args.temperature is None else args.temperature,
             "top_p": model.top_p if args.top_p is None else args.top_p,
             "top_k": model.top_k if args.top_k is None else args.top_k,
-            "max_tokens": args.max_tokens or model.max_response_tokens,
         }
     )
 

@@ -14,7 +14,8 @@ from trinity_core.data.schedule import TaskSchedule, Weighted
 class TasksTaken:
     """How many tasks train steps take. Where that has changed between two starts, counted from the step of the change.
 
-    An explorer keeps it in its position, and a trainer the sizes that it is made of in `trainer_meta.json`.
+    With `total_steps` each explorer counts by its own task sets and keeps this in its position. With `total_epochs` the
+    trainer counts, and keeps the sizes that this is made of in `trainer_meta.json`.
     """
 
     each: int

@@ -25,7 +25,7 @@ from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.sync.weight_check import TOLERANCES, RankDigests, verify_parameters, verify_unchanged, verify_weights
+from trinity_core.sync.weight_check import RankDigests, verify_parameters, verify_unchanged, verify_weights
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ class Engine(ABC):
         if (check := versions.check(version)) is None:
             return None
         engine = "fp8" if self.settings.is_lossy else self.settings.compute_dtype
-        tolerance = max(check.allowed, TOLERANCES[engine])
-        return verify_weights(check, await self.score(check.tokens), tolerance)
+        return verify_weights(check, await self.score(check.tokens), engine)
 
     @abstractmethod
     async def reset_prefix_cache(self) -> None:

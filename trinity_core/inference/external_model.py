@@ -131,11 +131,12 @@ class ExternalModel:
 def usual_sampling(config: Config) -> dict[str, Any]:
     """Sampling of the `model` section."""
     model = config.model
+    alone = model.max_prompt_tokens == model.max_response_tokens == (model.max_model_len or 0) - 1
     return {
         "temperature": model.temperature,
         "top_p": model.top_p,
         "top_k": model.top_k,
-        "max_tokens": model.max_response_tokens,
+        "max_tokens": None if alone else model.max_response_tokens,  # what `max_model_len` alone leaves is no limit
     }
 
 

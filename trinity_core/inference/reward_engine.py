@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
 from trinity_core.errors import TransientFault, TrinityError
@@ -50,7 +51,7 @@ class RewardEngine:
     ) -> None:
         start_log()
         self.model_path, self.longest, self.on_gpu = model_path, longest, on_gpu
-        self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+        self._dtype = dtype_of(dtype, on_gpu)
         self._trust, self._model, self._tokenizer = trust_remote_code, None, None
 
     def start(self) -> float:

@@ -447,8 +447,8 @@ class Explorer:
         if METRICS in position:
             self._records.restore(self._step, position[METRICS])
         known = self._open.store.stats().explorers
-        self._failures.any_succeeded = stored.step > known.get(self.name, {}).get("empty_steps", 0)
-        self._failures.any_left = any(explorer["step"] > explorer["empty_steps"] for explorer in known.values())
+        self._failures.any_succeeded = stored.step > known[self.name].empty_steps
+        self._failures.any_left = any(explorer.step > explorer.empty_steps for explorer in known.values())
         self._failures.has_others = lambda: bool(self._open.store.stats().explorers.keys() - {self.name})
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)

@@ -44,7 +44,7 @@ CUT = (
     "rejected at the start by model.enable_prompt_truncation: false"
 )
 NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""How the names of files begin in which a user's error has no place: libraries, this project, generated code."""
+"""Beginnings of the paths of library and generated code: skipped when the user's line of an error is looked for."""
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class TaskRunner:
     async def _attempt(self, outcome: Outcome) -> None:
         """Run the task's workflow once. Faults of the run are raised.
 
-        Each start has a model of its own: what a start that another workflow blocked has recorded is no part of it.
+        A start that another workflow blocked is repeated with a new model: what it recorded does not count.
         """
         began = time.time()
         model: Any = None
@@ -331,9 +331,10 @@ def _all_lost(where: str, outcomes: Sequence[Outcome], reason: str) -> TrinityEr
 
 @dataclass
 class AttemptRewards:
-    """The `RewardRunner` of one attempt at a task. It tells verifiers' time, which is not the workflow's own: each of
-    their verdicts has a limit, but an answer may wait for those of all other tasks. Models have none, so theirs is,
-    but for waits until one takes a request.
+    """The `RewardRunner` of one attempt at a task, which measures the time of verifiers.
+
+    That time does not count towards `explorer.max_timeout`: each verdict has its own limit, but an answer may wait for
+    those of all other tasks. The time of models that judge does count, but for waits until one takes a request.
     """
 
     rewards: RewardRunner

@@ -28,7 +28,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.pipelines.operators import FailedGroup, Operators
 from trinity_core.rollout.metrics import dropped_whole, experiences_of, scores_of
 from trinity_core.rollout.runner import FailureWatch, Outcome, TaskRunner, cause, rejected_row
-from trinity_core.store.presence import Stats
+from trinity_core.store.members import Stats
 from trinity_core.threads import DaemonThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.waits import Wait, poll_async
@@ -157,12 +157,13 @@ class TaskSteps:
         return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
-        """See `StepSource`. If train steps now take another number of tasks, those still to come are counted anew."""
+        """See `StepSource`. Train steps still to come are counted anew if they take another number of tasks than
+        before, also those that are made again because the trainer went back to before that change."""
         self.schedule.resume(position, positions)
-        each = tasks_taken(self.config, self.schedule)
+        each, known = tasks_taken(self.config, self.schedule), stats()
         self.taken = TasksTaken(**(position or {}).get(TAKEN, {"each": each}))
-        if self.taken.each != each:
-            before, known = self.total_steps, stats()
+        if self.taken.each != each or known.committed < self.taken.step:
+            before = self.total_steps
             waiting = (known.ready + known.leased) * each // rollouts_taken(self.config)
             explored = self.schedule.step * self.schedule.batch_size
             self.taken = TasksTaken(each, known.committed, max(0, explored - waiting))
@@ -170,7 +171,7 @@ class TaskSteps:
                 log.warning(CHANGED, known.committed, each, self.total_steps, before)
 
     def stored(self) -> None:
-        """Nothing to do: a task is known by its place."""
+        """Does nothing: tasks are identified by their position."""
 
     def went_back(self, version: int) -> None:
         """Nothing to do: all steps after the one of `version` are made again."""

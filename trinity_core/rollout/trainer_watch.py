@@ -15,7 +15,8 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool
 from trinity_core.layout import JobLayout
 from trinity_core.rollout.records import StepRecords
-from trinity_core.store.presence import EXPLORER, SEEN_SECONDS, TrainerPresence
+from trinity_core.store.presence import SEEN_SECONDS, TrainerPresence
+from trinity_core.store.schema import EXPLORER
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import WeightVersions

@@ -6,7 +6,6 @@ One process has at most one cluster. A pipeline opens it and its stages use it, 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError, on_failure
-from trinity_core.processes import die_with_parent, end, families
+from trinity_core.processes import cores, die_with_parent, end, families
 from trinity_core.runtime.faults import is_cancelled
 from trinity_core.runtime.gpus import FREE_SECONDS, GpuLocks, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
@@ -288,11 +287,6 @@ def machine(gpus: int | None) -> Machine:
     Raises `TransientFault`, which names the free GPUs, if they are not soon.
     """
     return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def machine_of(resources: dict[str, float]) -> Machine:

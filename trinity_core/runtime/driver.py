@@ -32,7 +32,6 @@ from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
 from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume, unlock_run
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
-from trinity_core.store.presence import is_expected
 from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = Fals
 def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         adapter.announce(config, "pipeline")
-        return plan_stages(config)
+        return plan_stages(config, adapter.begun_by())
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
         request = Request(config, kind, stage, is_ready=is_ready, **more)
@@ -116,7 +115,7 @@ def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, A
     plan = adapter.call("resolve", resolve_pipeline, patient=True)
     opened = adapter.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
     with pipeline_cluster(plan, opened):
-        before = run_stage("evaluate", plan.evaluates, which="base") if plan.evaluates else {}
+        before = run_stage("evaluate", plan.evaluates, which="base") if plan.scores_base else {}
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
@@ -179,8 +178,8 @@ def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
         while not trained.wait(LOOK_SECONDS) and not token.cancelled:
             before, lineage = lineage, store.lineage()
             explorer = None if lineage == before else store.stats().explorers.get(name)
-            if explorer and is_expected(explorer) and not store.trainer().finished:
-                step = explorer["step"] + 1
+            if explorer and explorer.is_expected and not store.trainer().finished:
+                step = explorer.step + 1
                 log.warning("the trainer went back to a checkpoint: %s explores again from step %d", name, step)
                 return True
     return False

@@ -12,8 +12,9 @@ from typing import Any
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
-from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
+from trinity_core.store.presence import SEEN_SECONDS
 from trinity_core.store.run_store import open_run_store
+from trinity_core.store.schema import EXPLORER
 from trinity_core.waits import Wait
 
 log = logging.getLogger(__name__)

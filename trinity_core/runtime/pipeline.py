@@ -20,7 +20,8 @@ from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.made_from import differences, made_from
 from trinity_core.runtime.placement import flow_of
-from trinity_core.runtime.stage import stage_names
+from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
+from trinity_core.runtime.stage import in_begun_folder, stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.run_record import record_end, record_start
@@ -58,19 +59,23 @@ class Plan:
     config: Config
     stages: list[PlannedStage]
     evaluates: str
-    """The stage whose eval sets score the model before training; "" if no stage has any."""
+    """The stage whose eval sets score the pipeline's models; "" if no stage has any."""
+    scores_base: bool
+    """Its model is scored before training too (`explorer.eval_on_startup` of that stage)."""
     gpu_per_node: int
 
 
-def plan_stages(config: Config) -> Plan:
-    """The stages of a checked configuration, with those that are done."""
-    configs = stages(config)
+def plan_stages(config: Config, begun_by: str = "") -> Plan:
+    """The stages of a checked configuration, with those that are done; begun anew, those that an earlier attempt of
+    `begun_by` has done."""
+    configs = [in_begun_folder(stage, begun_by) for stage in stages(config)]
     done = finished(configs)
     planned = [
         PlannedStage(*fields) for fields in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
     ]
-    with_eval = [stage.name for stage in planned if stage.config.buffer.explorer_input.eval_tasksets]
-    return Plan(config, planned, with_eval[-1] if with_eval else "", gpus_of(configs))
+    last = evaluating_stage(configs)
+    evaluates = "" if last is None else planned[last].name
+    return Plan(config, planned, evaluates, last is not None and scores_base(configs[last]), gpus_of(configs))
 
 
 def finished(configs: list[Config]) -> list[dict[str, Any] | None]:

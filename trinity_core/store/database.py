@@ -150,7 +150,7 @@ class Database:
         self.tables = tables
         self._tick = statements(tables).tick.run
         self._idle: list[Connection] = []
-        """Those of writers, where they last: the pool takes as long to give one as a put's statements take."""
+        """Connections of writers, kept: to check one out of the pool takes as long as the statements of a put."""
         if read_only:
             with self.read() as connection:
                 self._check_schema(connection.execute(select(tables.meta.c.schema)).scalar())

@@ -186,7 +186,7 @@ def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
 
 
 def _in_store(url: str, subset: str | None) -> Iterator[EarlierRollout]:
-    """Those in the store of a run: of a database with several runs, of the one whose folder ends with `subset`."""
+    """The rollouts in a run's store. In a database of several runs `subset` names one: its folder, or the end of it."""
     known = namespaces(url)
     names = [name for name in known if subset is None or Path(name).name == subset or name == subset]
     if len(names) != 1:

@@ -94,8 +94,10 @@ class Tables:
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
     presence: Table
-    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all; whether an
-    explorer has left before its last step, and whether a member is about to begin again."""
+    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, whether it
+    has ended before its last step, and whether the trainer is about to begin again."""
+    lengths: Table
+    """One row for each explorer: `presence.Length`."""
 
 
 def tables(namespace: str) -> Tables:
@@ -149,7 +151,11 @@ def tables(namespace: str) -> Tables:
         Column("has_left", Boolean, key="left", nullable=False, default=False),
         Column("expected", Boolean, nullable=False, default=False), **BY_KEY,
     )  # fmt: skip
-    return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)
+    lengths = Table(
+        prefix + "lengths", m, Column("explorer", String(200), primary_key=True), Column("agreed", Integer),
+        Column("announced", Integer), Column("is_behind", Boolean, nullable=False, default=False), **BY_KEY,
+    )  # fmt: skip
+    return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence, lengths)
 
 
 def in_queue(groups: Table) -> ColumnElement[bool]:
@@ -203,7 +209,7 @@ def _insert(table: Table) -> Statement:
 
 
 class Statements:
-    """Those of the tables `t`."""
+    """The statements for the tables `t`."""
 
     def __init__(self, t: Tables) -> None:
         m, e, s = t.meta.c, t.explorers.c, t.steps.c

@@ -18,17 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import leasing, ledger, presence
+from trinity_core.store import leasing, ledger, members
 from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
 from trinity_core.store.expert import ExpertSource
 from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
-from trinity_core.store.presence import Contribution, Stats, TrainerPresence, stats_of
+from trinity_core.store.members import Contribution, Stats
+from trinity_core.store.presence import TrainerPresence, all_have_finished, begun_by_others, nothing_more_comes
 from trinity_core.store.schema import EXPLORER, REWIND, TRAINER, statements, tables
 from trinity_core.store.strategies import Fifo, Strategy, first_explore_step
 
@@ -161,17 +162,17 @@ class ExperienceStore:
         """Record that `explorer` will be started (again): it is waited for from now on, had it finished or left."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, waiting=None, finished=False)
-            presence.note(connection, self._tables, EXPLORER, explorer, left=False)
+            members.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
     def join(self, explorer: str, total_steps: int | None, length: int | None = None) -> bool:
         """Record that `explorer` begins, with its total number of steps. True if its rollouts would not be trained on:
-        the trainer has finished, and the run's `length` (by default these steps) is not more than it was for this
-        explorer while the trainer worked; if it is, a trainer with more steps is expected too.
+        the trainer has finished, and the run's `length` (by default these steps) is no greater than it was for this
+        explorer while the trainer was at work; if it is, a trainer with more steps is expected too.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)
-            return presence.join_explorer(connection, self._tables, explorer, total_steps, length or total_steps, now)
+            return members.join_explorer(connection, self._tables, explorer, total_steps, length or total_steps, now)
 
     @waits_for_room
     def waiting(self, explorer: str, version: int | None) -> None:
@@ -199,9 +200,11 @@ class ExperienceStore:
         with self._database.write() as connection:
             now = self._database.now(connection) if now is None else now
             self._check_lineage(connection, explorer)
-            leased, ready, begun = presence.on_their_way(connection, self._tables, explorer, now)
-            needed = awaited(version, rows, leased, ready, begun)
-            if needed is not None and needed == presence.recorded_wait(connection, self._tables, explorer):
+            known = members.explorers(connection, self._tables)
+            leased = members.newest_leased(connection, self._tables)
+            ready = members.untrained_rows(connection, self._tables)
+            needed = awaited(version, rows, leased, ready, begun_by_others(known, explorer, now))
+            if needed is not None and explorer in known and needed == known[explorer].waiting:
                 raise Unchanged
             step = {"begun_rows": rows, "begun_version": version} if needed is None else {"begun_rows": 0}
             self._set_explorer(connection, explorer, waiting=needed, finished=False, **step)
@@ -222,7 +225,7 @@ class ExperienceStore:
     def leave(self, explorer: str) -> None:
         """Record that `explorer` ends before its last step and may come back: the others do not wait for it."""
         with self._database.write() as connection:
-            presence.note(connection, self._tables, EXPLORER, explorer, left=True)
+            members.note(connection, self._tables, EXPLORER, explorer, left=True)
 
     def _check_lineage(self, connection: Any, explorer: str) -> None:
         now = connection.execute(select(self._tables.meta.c.lineage)).scalar_one()
@@ -255,7 +258,7 @@ class ExperienceStore:
     def end(self, trainer: str) -> None:
         """Record that the trainer ends before its last step, because no more experiences come."""
         with self._database.write() as connection:
-            presence.note(connection, self._tables, TRAINER, trainer, left=True)
+            members.note(connection, self._tables, TRAINER, trainer, left=True)
 
     @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
@@ -265,7 +268,7 @@ class ExperienceStore:
         they have begun with more steps already.
         """
         with self._database.write() as connection:
-            presence.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
+            members.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
 
     @waits_for_room
     def lease(
@@ -301,7 +304,7 @@ class ExperienceStore:
                 full = bool(choice.take)
             leasing.check_lineage(choice.take, newest_version)
             leasing.mark_stale(connection, t, choice.stale, step)
-            enough = full or final or presence.nothing_more_comes(connection, t, newest_version, now)
+            enough = full or final or nothing_more_comes(members.explorers(connection, t), newest_version, now)
             if not enough and not choice.stale:
                 raise Unchanged
             if not enough:
@@ -358,7 +361,7 @@ class ExperienceStore:
     def seen(self, role: str, name: str) -> None:
         """Record that the explorer or trainer (`role`) of that name is at work."""
         with self._database.write() as connection:
-            presence.note(connection, self._tables, role, name, seen=self._database.now(connection))
+            members.note(connection, self._tables, role, name, seen=self._database.now(connection))
 
     @again_if_away
     def now(self) -> float:
@@ -370,7 +373,7 @@ class ExperienceStore:
     def trainer(self) -> TrainerPresence:
         """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
         with self._database.read() as connection:
-            return presence.trainer_state(connection, self._tables)
+            return members.trainer_state(connection, self._tables)
 
     @again_if_away
     def went_back_to(self, since: int) -> int:
@@ -380,28 +383,25 @@ class ExperienceStore:
         with self._database.read() as connection:
             rewinds = connection.execute(select(p.name, p.total).where(p.role == REWIND)).all()
             steps = [row.total for row in rewinds if int(row.name) > since]
-            return min(steps, default=presence.trainer_state(connection, self._tables).committed)
+            return min(steps, default=members.trainer_state(connection, self._tables).committed)
 
     @again_if_away
     def reaches(self, step: int) -> bool:
         """True if trainer step `step` has had its batch from this store, or a checkpoint of it is recorded."""
-        meta, leases = self._tables.meta.c, self._tables.leases.c
         with self._database.read() as connection:
-            committed = connection.execute(select(meta.committed)).scalar_one()
-            leased = connection.execute(select(func.max(leases.step))).scalar()
-        return max(committed, leased or 0) >= step
+            return members.newest_leased(connection, self._tables) >= step
 
     @again_if_away
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
         """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
         with self._database.read() as connection:
-            return presence.contributions(connection, self._tables, step)
+            return members.contributions(connection, self._tables, step)
 
     @again_if_away
     def untrained(self, explorer: str | None = None) -> int:
         """Rows in the queue, of all explorers or of one: once the trainer has finished, they stay untrained."""
         with self._database.read() as connection:
-            return presence.untrained_rows(connection, self._tables, explorer)
+            return members.untrained_rows(connection, self._tables, explorer)
 
     @again_if_away
     def dropped_by(self, explorer: str) -> dict[str, int]:
@@ -414,7 +414,7 @@ class ExperienceStore:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
             now = self._database.now(connection)
-            return presence.nothing_more_comes(connection, self._tables, version - 1, now)
+            return nothing_more_comes(members.explorers(connection, self._tables), version - 1, now)
 
     def exhausted(self) -> bool:
         """True if every explorer has finished and the queue is empty.
@@ -422,15 +422,14 @@ class ExperienceStore:
         One that has left does not count, unless all have.
         """
         stats = self.stats()
-        known = [explorer for explorer in stats.explorers.values() if not explorer["left"]]
-        return bool(known) and all(explorer["finished"] for explorer in known) and not stats.ready
+        return all_have_finished(stats.explorers) and not stats.ready
 
     def explorer_steps(self) -> dict[str, int]:
         """The last step that each explorer has put, by its name."""
-        return {name: explorer["step"] for name, explorer in self.stats().explorers.items()}
+        return {name: explorer.step for name, explorer in self.stats().explorers.items()}
 
     @again_if_away
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""
         with self._database.read() as connection:
-            return stats_of(connection, self._tables, self._database.now(connection))
+            return members.stats_of(connection, self._tables, self._database.now(connection))

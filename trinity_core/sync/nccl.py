@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import engine_name
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.errors import TransientFault
@@ -141,8 +142,7 @@ def needs_copies(config: Config) -> bool:
 
 def engine_dtype(config: Config) -> str:
     """The number format of the engines' weights, which are on GPUs."""
-    dtype = config.explorer.rollout_model.dtype
-    return "bfloat16" if dtype == "auto" else dtype
+    return dtype_of(config.explorer.rollout_model.dtype, on_gpu=True)
 
 
 def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> Sender:

@@ -45,17 +45,10 @@ class WeightCheck:
     """len(tokens) - 1 values, in nats."""
     dtype: str = "float32"
     """The trainer's compute dtype."""
-    tolerance: float | None = None
-    """Largest gap allowed for one token; None: by dtype."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2 or len(self.logprobs) != len(self.tokens) - 1:
             raise ValueError(f"a weight check of {len(self.tokens)} tokens cannot have {len(self.logprobs)} log-probs")
-
-    @property
-    def allowed(self) -> float:
-        """The tolerance in force, in nats."""
-        return TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance
 
     def to_json(self) -> dict[str, Any]:
         """JSON for a version's record."""
@@ -64,21 +57,16 @@ class WeightCheck:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WeightCheck:
         """The inverse of `to_json`."""
-        return cls(tuple(value["tokens"]), tuple(value["logprobs"]), value["dtype"], value["tolerance"])
+        return cls(tuple(value["tokens"]), tuple(value["logprobs"]), value["dtype"])
 
 
-def verify_weights(
-    expected: Sequence[float] | WeightCheck, got: Sequence[float], tolerance: float | None = None
-) -> float:
+def verify_weights(check: WeightCheck, got: Sequence[float], dtype: str = "float32") -> float:
     """Compare the engine's log-probs `got` with the trainer's; return the largest gap in nats.
 
-    `expected` is a `WeightCheck`, whose tolerance is the default, or plain log-probs.
+    The tolerance is that of the coarser of both compute dtypes; `dtype` is the engine's.
     Raises `WeightSyncError` if a gap exceeds the tolerance, is not a number, or the lengths differ.
     """
-    if isinstance(expected, WeightCheck):
-        tolerance = expected.allowed if tolerance is None else tolerance
-        expected = expected.logprobs
-    tolerance = TOLERANCES["float32"] if tolerance is None else tolerance
+    expected, tolerance = check.logprobs, max(TOLERANCES[check.dtype], TOLERANCES[dtype])
     if len(expected) != len(got):
         raise WeightSyncError(f"the engine returned {len(got)} log-probs for a weight check of {len(expected)}")
     gaps = [abs(float(a) - float(b)) for a, b in zip(expected, got, strict=True)]

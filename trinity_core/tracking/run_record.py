@@ -115,4 +115,4 @@ def read_record(job_dir: Path) -> RunRecord | None:
 def read_config(job_dir: Path) -> dict[str, Any]:
     """The configuration as a tree; empty if the run has not recorded any."""
     path = config_path(job_dir)
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
+    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) or {} if path.exists() else {}

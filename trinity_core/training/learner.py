@@ -24,6 +24,7 @@ from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.checkpoints.beginning import model_name
+from trinity_core.config.number_formats import dtype_of, zero_stage_of
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
@@ -108,12 +109,13 @@ class Learner:
         settings = train_settings(config)
         self.ranks = ranks = split_sequences(ranks, settings.ulysses_sequence_parallel_size)
         self.settings = settings
-        self.dtype = training_dtype(settings, ranks)
+        dtype = dtype_of(settings.dtype, ranks.device.type == "cuda")
+        self.dtype = DTYPES[dtype]
         self.objective = Objective(config.algorithm)
         self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
-        stage = zero_stage(settings, ranks, self.dtype)
+        stage = zero_stage_of(settings.zero_stage, ranks.world_size, dtype)
         lm, lora = self._load(config), config.model.lora
         base = model_name(config.model.model_path)
         self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
@@ -136,7 +138,7 @@ class Learner:
         """First steps in which the policy rests; its learning rate counts the steps after them."""
         self.schedule = _schedule(settings, max(1, total_steps - self.critic_alone))
         self.frees = stage == 3 and ranks.device.type == "cpu"
-        """What a step frees leaves the process at once: whoever divides a model wants memory more than time."""
+        """Memory that a step frees returns to the system at once. That takes time, but a divided model is large."""
         self.cut = _cut(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
@@ -292,23 +294,6 @@ def _engine_settings(
         optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, stage, dtype,
         settings.param_offload, settings.optimizer_offload,
     )  # fmt: skip
-
-
-def training_dtype(settings: TrainSettings, ranks: Ranks) -> torch.dtype:
-    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
-    default = "bfloat16" if ranks.device.type == "cuda" else "float32"
-    return DTYPES[settings.dtype or default]
-
-
-def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int:
-    """`trainer.zero_stage`; by default 0 for one worker and 2 for several. At least 2 in half precision.
-
-    In half precision DeepSpeed's stage 0 gives checkpoints no access to the float32 weights, and stage 1 sums the
-    gradients of micro-batches in half precision.
-    """
-    default = 0 if ranks.world_size == 1 else 2
-    stage = default if settings.zero_stage is None else settings.zero_stage
-    return stage if dtype == torch.float32 else max(stage, 2)
 
 
 class Critic:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trinity_core.checkpoints.adapters import B, is_adapter, plain_name
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
@@ -90,8 +91,7 @@ def policy_weights(config: Config, learner: Learner) -> PolicyWeights:
     """What a run publishes. The base of an adapter is compared where the engines' is made of the same numbers: not in
     4 bits, and not if they have a wider dtype than the trainer, to which weights may have been rounded."""
     lora, on_gpu = config.model.lora, learner.ranks.device.type == "cuda"
-    dtype = config.explorer.rollout_model.dtype
-    dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+    dtype = dtype_of(config.explorer.rollout_model.dtype, on_gpu)
     same = f"torch.{dtype}" == str(learner.dtype) or learner.dtype == torch.float32
     held_dtype = dtype if lora is not None and not lora.load_in_4bit and same else ""
     return PolicyWeights(learner.engine, merged=config.engine_adapter is None, held_dtype=held_dtype)

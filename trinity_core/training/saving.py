@@ -65,7 +65,7 @@ class CheckpointWriter:
         self._uses_process = False
         self._is_closed = False
         self.step = 0
-        """Of the checkpoint that is being written, or was written last."""
+        """The step of the checkpoint that is being written, or was written last."""
         self.doing = ""
         """What is done for it, in words."""
 

@@ -26,17 +26,10 @@ from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.leasing import warn_of_lost
-from trinity_core.store.presence import (
-    SEEN_SECONDS,
-    TRAINER,
-    Contribution,
-    Stats,
-    all_is_dropped,
-    describe_explorers,
-    is_expected,
-    is_lost,
-)
+from trinity_core.store.members import Contribution, Stats
+from trinity_core.store.presence import SEEN_SECONDS, all_is_dropped, describe_explorers
 from trinity_core.store.run_store import open_run_store
+from trinity_core.store.schema import TRAINER
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
 from trinity_core.waits import Wait, poll
@@ -263,7 +256,7 @@ class RolloutSource:
 
     def explored(self) -> int:
         """As the store has it."""
-        return int(self.store.stats().explorers.get(self.explorer, {"step": 0})["step"] or 0)
+        return self.store.explorer_steps().get(self.explorer, 0)
 
     def before_save(self, step: int) -> None:
         """Flush the store, archive the batches up to `step`, and record what the order of expert rows depends on."""
@@ -393,10 +386,8 @@ def wait_lease(
 
 def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
     """True if an explorer is at work, in an evaluation or in a step whose rows may still come."""
-    is_at_work = any(
-        is_expected(explorer) and explorer["waiting"] is None and not is_lost(explorer["seen"], stats.now)
-        for explorer in stats.explorers.values()
-    )
+    known = stats.explorers.values()
+    is_at_work = any(explorer.is_at_work(stats.now) and explorer.waiting is None for explorer in known)
     return is_at_work and not all_is_dropped(stats.explorers, before, stats.now)
 
 

@@ -23,6 +23,7 @@ from trinity_core.checkpoints.beginning import model_name
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config import to_dict
 from trinity_core.config.engine_args import is_lossy
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
@@ -117,6 +118,8 @@ class Trainer:
         self.save_interval = config.trainer.save_interval
         self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
         self._ended = "finished"
+        self._fault: TransientFault | None = None
+        """What ended a wait for a batch or for the GPU; the steps before it are saved."""
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
@@ -132,7 +135,8 @@ class Trainer:
         """The batch of the next step on every rank (empty: the step is skipped).
 
         While there is none, the engine may have the GPU that they share. None after the last step, when the explorers
-        have finished, and when asked to stop. Raises the error of a checkpoint that could not be written.
+        have finished, when asked to stop, and after a `TransientFault`, which `finish` raises. Raises the error of a
+        checkpoint that could not be written.
         """
         self.savepoints.writer.check()
         if self.progress.step >= self.progress.total_steps:
@@ -145,7 +149,8 @@ class Trainer:
             batch = None
         self.savepoints.writer.check()
         if batch is None:
-            self._ended = "stopped" if any_rank(self.stopping.is_set(), self.ranks) else "no more experiences"
+            is_stopped = any_rank(self.stopping.is_set() or self._fault is not None, self.ranks)
+            self._ended = "stopped" if is_stopped else "no more experiences"
         return batch
 
     def update(self, batch: list[Experience]) -> None:
@@ -193,7 +198,7 @@ class Trainer:
     def finish(self) -> None:
         """Save the last step, unless it is saved, and note why training ends and how many rows are left.
 
-        Waits for the checkpoint to be written.
+        Waits for the checkpoint to be written. Raises the `TransientFault` that has ended a wait.
         """
         progress = self.progress
         if self._copied_step != progress.step:
@@ -212,6 +217,8 @@ class Trainer:
         if self._signal.flat_groups:
             log.warning(FLAT, self._signal.flat_groups)
         self._release_gpu()
+        if self._fault is not None:
+            raise self._fault
 
     def present(self) -> AbstractContextManager[None]:
         """Within this context explorers know that the trainer is at work."""
@@ -241,7 +248,12 @@ class Trainer:
         """The batch of `step` on every rank; None: stop."""
         if any_rank(self.stopping.is_set(), self.ranks):
             return None
-        drawn = self.source.draw(step, self._without_batch, self._tell) if self.source is not None else None
+        drawn = None
+        try:
+            if self.source is not None:
+                drawn = self.source.draw(step, self._without_batch, self._tell)
+        except TransientFault as fault:
+            self._fault = fault
         self.progress.waits = ""
         if self.ranks.world_size == 1:
             return drawn
@@ -257,11 +269,15 @@ class Trainer:
         return self._stops()
 
     def _acquire_gpu(self) -> bool:
-        """Wait for the engine to leave the GPU, if it shares it; False if asked to stop meanwhile."""
+        """Wait for the engine to leave the GPU, if it shares it; False if asked to stop meanwhile, or too late."""
         if self._gpu is None or self._gpu.held:
             return True
-        with self._timer.part("wait"):
-            acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self._stops, self._tell)
+        acquired = False
+        try:
+            with self._timer.part("wait"):
+                acquired = self._gpu.acquire(self._config.synchronizer.sync_timeout, self._stops, self._tell)
+        except TransientFault as fault:
+            self._fault = fault
         if acquired and self._is_offloaded:
             with self._timer.part("reload"):
                 self.learner.reload()
@@ -339,9 +355,8 @@ def _coarser(config: Config, on_gpu: bool) -> str:
     engine = config.explorer.rollout_model
     if is_lossy(engine.extra_engine_args):
         return "fp8"
-    default = "bfloat16" if on_gpu else "float32"
-    asked = (default if engine.dtype == "auto" else engine.dtype, config.trainer.dtype or default)
-    return max(asked, key=lambda dtype: LIMITS[dtype])
+    dtypes = (dtype_of(engine.dtype, on_gpu), dtype_of(config.trainer.dtype, on_gpu))
+    return max(dtypes, key=lambda dtype: LIMITS[dtype])
 
 
 def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:

@@ -72,8 +72,8 @@ class RolloutArgs(Section):
     """Share of the probability mass that is sampled from."""
     top_k: Derived[Annotated[Integer, Ge(-1), Unit("tokens")]] = DERIVED
     """Most likely tokens that are sampled from; -1 means all."""
-    max_tokens: Derived[Tokens] = DERIVED
-    """Longest response; by default `model.max_response_tokens`."""
+    max_tokens: Tokens | None = None
+    """Longest response; by default `model.max_response_tokens`, and through the OpenAI API what the context holds."""
 
 
 class TaskSelectorConfig(Section):

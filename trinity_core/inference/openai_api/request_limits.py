@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 MOST_BYTES_OF_ONE = 1 << 20
 """Of a request for a session, of feedback, and of tasks."""
 MOST_DEPTH = 200
-"""Of brackets within brackets."""
+"""Depth of brackets within brackets."""
 MOST_TOKENS = 65_000
 """Strings and brackets of a body: 10,000 messages of a role and a text, 6 each, and the rest of the request."""
 MOST_NUMBERS = 2_000_000

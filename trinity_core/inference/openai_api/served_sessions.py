@@ -46,7 +46,7 @@ class Feedback(BaseModel):
 
 @dataclass(eq=False)
 class ServedSession:
-    """A session with what the book knows of it."""
+    """A session with its task, its last use and its feedback."""
 
     session: RecordedSession
     task: str
@@ -118,7 +118,7 @@ class ServedSessions:
 
     @property
     def sessions(self) -> list[RecordedSession]:
-        """Those that are open."""
+        """The open sessions."""
         with self._lock:
             return [mine.session for mine in self._open.values()]
 

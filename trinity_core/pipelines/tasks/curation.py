@@ -27,7 +27,7 @@ from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.models import TaskModels, own_model
 from trinity_core.pipelines.tasks.progress import PipelineProgress
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable, fingerprint
-from trinity_core.runlock import is_held, lock_path, one_at_a_time
+from trinity_core.runlock import lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +107,6 @@ def curate(
         return finished
     with clear_errors("making", folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    if is_held(folder, LOCK):
-        log.info("%s is being made: waiting for it", folder)
     with one_at_a_time(lock_path(folder, LOCK), WAIT_SECONDS):
         return _finished(folder) or _run(pipeline, operators, folder, name)
 

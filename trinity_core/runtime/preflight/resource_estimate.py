@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
+from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of, zero_stage_of
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
-    DTYPE_BYTES,
     GIB,
     EngineSettings,
     auxiliary_engine,
@@ -37,10 +37,10 @@ from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.sync.versions import kept_versions
+from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
 FLOAT = 4
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
@@ -52,7 +52,8 @@ SAMPLER_COPIES = 6
 ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
-ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
+REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
+ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class ProcessEstimate:
     """Processes of one kind."""
 
     kind: str
-    """`engine`, `trainer worker`, or `auxiliary engine` with its model."""
+    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
     number: int
     gpus: float
     """Of each; a fraction shares a GPU, 0 computes on the CPU."""
@@ -99,7 +100,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         policy = policy_engine(config, placement.on_gpu)
         groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
         lora = config.engine_adapter
-        synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
+        synced = DTYPE_BYTES[trainer_dtype(config, on_gpu=False)] if placement.trainers and lora is None else 0
         memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free, lora)
         process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, policy, config.model.model_path, lora, placement.colocated))
@@ -114,6 +115,13 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     if placement.trainers:
         estimates.append(_trainer(config, placement))
     return estimates
+
+
+def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
+    """The processes that score answers, all that may start on a machine with so many cores."""
+    if not config.uses_engines or config.mode == "serve":
+        return []
+    return [_process(REWARDS, config.explorer.reward_workers or usual_workers(cpus), 0, 1, (REWARD_BASE,))]
 
 
 def _on_gpu(
@@ -173,7 +181,8 @@ def gpu_engine_needs(
 def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
     """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
     width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
-    per_token = kv_bytes_per_token(shape.layers, -(-shape.kv_heads // gpus), shape.channels, settings.compute_dtype)
+    heads, latent = -(-shape.kv_heads // gpus), shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, heads, shape.channels, settings.compute_dtype, latent)
     tokens = settings.max_model_len
     return (
         GPU_BASE,
@@ -196,7 +205,8 @@ def cpu_engine_needs(
     any; `free` the bytes of free memory. Raises TrinityError for a KV cache that does not fit.
     """
     width = DTYPE_BYTES[settings.compute_dtype]
-    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype)
+    latent = shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype, latent)
     packed = shape.parameters + (shape.embedding if shape.tied else 0)
     sequences = settings.max_num_seqs
     tokens = prefill_tokens(sequences, groups, prompt)
@@ -227,15 +237,8 @@ def prefill_tokens(sequences: int, groups: int, prompt: int) -> int:
 
 
 def trainer_dtype(config: Config, on_gpu: bool) -> str:
-    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
-    return train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
-
-
-def zero_stage(asked: int | None, workers: int, width: int) -> int:
-    """The stage in force (`training/learner.py`): by default 0 for one worker, 2 for several; in half precision at
-    least 2."""
-    stage = (0 if workers == 1 else 2) if asked is None else asked
-    return stage if width == FLOAT else max(stage, 2)
+    """The dtype in which the trainer computes."""
+    return dtype_of(train_settings(config).dtype, on_gpu)
 
 
 def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
@@ -276,8 +279,8 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
 def _trained(
     name: str, config: Config, settings: TrainSettings | CriticSettings, placement: Placement, shape: ModelShape
 ) -> TrainedModel:
-    width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
-    stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
+    dtype = trainer_dtype(config, placement.on_gpu)
+    width, stage = DTYPE_BYTES[dtype], zero_stage_of(train_settings(config).zero_stage, placement.trainers, dtype)
     sharing = config.trainer.ulysses_sequence_parallel_size
     micro = shared_micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(

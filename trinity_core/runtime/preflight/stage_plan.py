@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
+from trinity_core.config.number_formats import DTYPE_BYTES
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
-from trinity_core.processes import free_memory
+from trinity_core.processes import cores, free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
@@ -21,13 +21,21 @@ from trinity_core.runtime.preflight.models import model_fault
 from trinity_core.runtime.preflight.needs import Need, size, total
 from trinity_core.runtime.preflight.pace_cache import Pace, cached_pace, hindrance
 from trinity_core.runtime.preflight.resource_estimate import (
-    WIDTHS,
     ProcessEstimate,
     disk_of,
     processes_of,
+    reward_processes,
     trainer_dtype,
 )
-from trinity_core.runtime.preflight.steps import Steps, evaluations, saves, steps_of, syncs
+from trinity_core.runtime.preflight.steps import (
+    Steps,
+    evaluating_stage,
+    evaluations,
+    saves,
+    scores_base,
+    steps_of,
+    syncs,
+)
 
 Row = tuple[str, str]
 """Of the table of estimates: bytes, and what takes them."""
@@ -77,6 +85,8 @@ class StagePlan:
     """The resolved configuration, without secrets."""
     pace: Pace | None = None
     """Seconds a step, if they have been measured on this machine (`--measure`) and looked up (`plans_with_pace`)."""
+    scores_base: bool = False
+    """The eval sets also score the model that the pipeline begins with, before its first stage."""
     immeasurable: str = ""
     """Why they cannot be measured; empty if they can."""
 
@@ -88,10 +98,15 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
     is this machine's.
     """
     gpus = survey()
-    node = machine or Machine(len(os.sched_getaffinity(0)), len(gpus))
+    node = machine or Machine(cores(), len(gpus))
     if gpu_memory is None:
         gpu_memory = min((gpu.memory for gpu in gpus), default=0)
-    return [_stage(stage, node, gpu_memory) for stage in stages(config)]
+    parts = stages(config)
+    plans = [_stage(stage, node, gpu_memory) for stage in parts]
+    last = evaluating_stage(parts) if config.stages else None
+    if last is not None and scores_base(parts[last]):
+        plans[last] = replace(plans[last], scores_base=True)
+    return plans
 
 
 def plans_with_pace(config: Config) -> list[StagePlan]:
@@ -176,7 +191,8 @@ def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placemen
 
 def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessEstimate]]:
     placement = place(config, machine)
-    return placement, processes_of(config, placement, free, gpu_memory)
+    processes = processes_of(config, placement, free, gpu_memory)
+    return placement, [*processes, *reward_processes(config, machine.cpus)]
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
@@ -190,7 +206,7 @@ def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tu
         if shape is None:
             return None, why_unknown(model)
         trained.append(shape)
-    width = WIDTHS[trainer_dtype(config, placement is not None and placement.on_gpu)]
+    width = DTYPE_BYTES[trainer_dtype(config, placement is not None and placement.on_gpu)]
     return disk_of(config, steps.count, trained, width), ""
 
 
@@ -239,6 +255,8 @@ def _facts(stage: StagePlan) -> Iterator[str]:
         if count != 0 and (steps or count):
             parts = [f"every {_count(steps, 'step')}" if steps else "", f"{count:,} in all" if count else "", on]
             yield _line(name, ", ".join(filter(None, parts)))
+    if stage.scores_base:
+        yield _line("base", f"the model as it is, before the first stage, is evaluated {sets} too")
     if stage.unplaced:
         yield _line("place", f"not on this machine: {stage.unplaced}")
     yield _line("time", _time(stage))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trinity_core.config import Config
@@ -113,6 +113,17 @@ def evaluations(config: Config, steps: int) -> int:
     last = schedule.required_version(steps)
     passed = {version // every for version in range(0, last + 1, schedule.interval)} if every else {0}
     return config.explorer.eval_on_startup + len(passed) - 1 + (config.mode == "both")
+
+
+def evaluating_stage(stages: Sequence[Config]) -> int | None:
+    """The place of the stage with whose eval sets a pipeline scores its model: the last one that has any."""
+    with_sets = [place for place, stage in enumerate(stages) if stage.buffer.explorer_input.eval_tasksets]
+    return with_sets[-1] if with_sets else None
+
+
+def scores_base(stage: Config) -> bool:
+    """True if a pipeline scores its model with the eval sets of this stage before any stage has trained it."""
+    return stage.mode == "bench" or stage.explorer.eval_on_startup
 
 
 def saves(config: Config, steps: int) -> int:
