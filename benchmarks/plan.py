@@ -35,7 +35,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight.needs import total
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, ProcessEstimate
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, ProcessEstimate
 from trinity_core.runtime.preflight.stage_plan import plans_of
 
 CLAIM, TOLERANCE = 27, 0.15
@@ -187,7 +187,7 @@ def estimates(run: dict[str, Any]) -> Sequence[ProcessEstimate]:
         write_shape(folder / "model", TinySize(**run["size"]))
         config = config_from_dict(with_paths(run["settings"], folder))
         (stage,) = plans_of(config, Machine(os.cpu_count() or 1, 0))
-        return stage.processes
+        return [process for process in stage.processes if process.kind != REWARDS]  # whose peaks were not measured
 
 
 def write_shape(folder: Path, size: TinySize) -> None:

@@ -49,6 +49,21 @@ def free_memory(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
     return free
 
 
+CPU_LIMITS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+"""Files of a container's share of the cores, quota and period: cgroups of version 2, of version 1."""
+
+
+def cores(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use: those that it may run on, at most as many as its container has time of."""
+    limits = [len(os.sched_getaffinity(0))]
+    for files in CPU_LIMITS:
+        if all((folder / file).is_file() for file in files):
+            quota, period = " ".join((folder / file).read_text() for file in files).split()
+            if quota.isdigit():  # neither `max` nor -1
+                limits.append(max(1, -(-int(quota) // int(period))))
+    return min(limits)
+
+
 @contextmanager
 def freeing_at_once() -> Iterator[None]:
     """Memory that is freed in the block goes back to the system, where malloc keeps blocks of up to 32 MB for later.

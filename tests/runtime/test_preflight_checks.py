@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from trinity_core.config import ConfigError
 from trinity_core.errors import TransientFault
-from trinity_core.processes import memory_limit
+from trinity_core.processes import cores, memory_limit
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
@@ -507,3 +507,23 @@ def test_memory_of_a_container_is_its_limit(tmp_path):
     assert memory_limit([limit]) == 1 << 30
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_limit([limit, none]) == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({}, 64),
+    ],
+)
+def test_cores_of_a_container_are_its_share(files, limit, tmp_path, monkeypatch):
+    """On a machine of 64 cores a container of two would start 64 threads and 16 reward workers, and stand still."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cores(tmp_path) == limit

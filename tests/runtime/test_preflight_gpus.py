@@ -101,7 +101,7 @@ def test_published_weights_are_compared_with_shared_memory(tmp_path: Path) -> No
 def test_a_fixed_cache_takes_the_place_of_an_engines_share(tmp_path: Path) -> None:
     cache = "explorer.rollout_model.kv_cache_gib"
     both = (f"{SHARES}=0.7", APART)
-    engine, trainer = planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=4").processes
+    engine, trainer, _ = planned(tmp_path, "Qwen3-0.6B", 1, 24, *both, f"{cache}=4").processes
     assert engine.memory is not None and trainer.memory is not None
     assert {need.what: need.bytes for need in engine.memory}["KV cache"] == 4 * GIB
     room = Room(memory=64 * GIB, gpu_memory=24 * GIB, disk=1 << 50)

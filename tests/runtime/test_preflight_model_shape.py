@@ -7,9 +7,13 @@ import json
 import huggingface_hub.constants
 import pytest
 import torch
+from preflight_configs import config_of
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.runtime.preflight.model_shape import parameters_of, shape_of, why_unknown
+from trinity_core.config import LoraConfig
+from trinity_core.runtime.preflight.model_shape import adapter_parameters, parameters_of, shape_of, why_unknown
+from trinity_core.runtime.preflight.models import missing_models
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -25,6 +29,47 @@ def test_parameters_by_config_json_are_those_of_transformers(tmp_path, kind, tie
     shape = shape_of(str(tmp_path))
     assert shape is not None
     assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+LATENT = {
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [None, 24])
+@pytest.mark.parametrize("kind", ["minicpm3", "deepseek_v3"])
+def test_adapters_of_latent_attention_are_as_large_as_peft_makes_them(tmp_path, kind, rank):
+    config = AutoConfig.for_model(kind, **LATENT, q_lora_rank=rank, first_k_dense_replace=1, moe_intermediate_size=40)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    shape = shape_of(str(tmp_path))
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and "layers" in name}
+    for lora in (LoraConfig(lora_rank=4), LoraConfig(lora_rank=4, target_modules=["kv_b_proj", "o_proj", "q_b_proj"])):
+        chosen = [m for name, m in linear.items() if not lora.modules or name.rpartition(".")[2] in lora.modules]
+        assert adapter_parameters(shape, lora) == 4 * sum(m.in_features + m.out_features for m in chosen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "mode", "refused"),
+    [
+        ("deepseek_v3", ["all-linear"], "both", True),
+        ("deepseek_v3", ["q_a_proj", "kv_b_proj"], "both", True),
+        ("deepseek_v3", ["q_a_proj", "o_proj"], "both", False),
+        ("deepseek_v3", ["all-linear"], "train", True),  # on what explorers of their own sample
+        ("minicpm3", ["all-linear"], "both", False),
+    ],
+)
+def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modules, mode, refused):
+    AutoConfig.for_model(kind, **LATENT, q_lora_rank=24).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    lora = f"[{{lora_rank: 4, target_modules: {modules}}}]"
+    config = config_of(f"model.model_path={tmp_path}", f"mode={mode}", f"model.lora_configs={lora}")
+    keys = [finding.key for finding in missing_models(config, is_first=True)]
+    assert ("model.lora_configs[0].target_modules" in keys) == refused
 
 
 def test_model_on_the_hub_is_known_by_the_cache(tmp_path, monkeypatch):

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core.config import config_from_dict
+from trinity_core.processes import cores
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight.model_shape import ModelShape, parameters_of, shape_from
 from trinity_core.runtime.preflight.needs import size, total
-from trinity_core.runtime.preflight.resource_estimate import disk_of
+from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_of
 from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, syncs
+from trinity_core.workflows.rewards.pool import usual_workers
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,18 @@ def test_plan_places_processes_on_the_machine():
     assert [(process.kind, process.number, process.gpus, process.threads) for process in stage.processes] == [
         ("engine", 1, 0, 8),
         ("trainer worker", 2, 0, 4),
+        ("reward worker", 4, 0, 1),
     ]
+    (stage,) = plans_of(config_of("explorer.reward_workers=7"), Machine(8, 0))
+    assert (stage.processes[-1].kind, stage.processes[-1].number) == ("reward worker", 7)
+    assert stage.processes[-1].bytes == 7 * REWARD_BASE.bytes
     (stage,) = plans_of(config_of("cluster.gpu_per_node=4"), Machine(8, 2))
     assert "cluster.gpu_per_node asks for 4 GPUs" in stage.unplaced
     (larger,) = plans_of(config_of("cluster.gpu_per_node=4"), Machine(8, 4))
     assert [(process.kind, process.number, process.gpus) for process in larger.processes] == [
         ("engine", 1, 1.0),
         ("trainer worker", 3, 1.0),
+        ("reward worker", 4, 0),
     ]
     assert larger.unplaced == "" and stage.processes == larger.processes, "planned as if the GPUs were there"
 
@@ -129,7 +136,8 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     assert (stage["save_interval"], stage["sync_interval"]) == (3, 1)
 
     assert (stage["evals"], stage["saves"], stage["syncs"]) == (0, 2, 6)
-    assert [(one["kind"], one["number"]) for one in stage["processes"]] == [("engine", 1), ("trainer worker", 1)]
+    processes = [("engine", 1), ("trainer worker", 1), ("reward worker", usual_workers(cores()))]
+    assert [(one["kind"], one["number"]) for one in stage["processes"]] == processes
     trained = {need["what"]: need["bytes"] for need in stage["processes"][1]["memory"]}
     assert trained["policy weights"] == 4 * stage["parameters"]
     assert {need["what"] for need in stage["disk"]} == {"checkpoints", "models", "experiences"}
@@ -148,7 +156,7 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     )
     assert len({len(amount) for amount in amounts}) == 1, "amounts end in one column"
     titles = [what.split(", ")[0] for what in whats if what[0] != " "]
-    assert titles == ["engine", "trainer worker", "disk"]
+    assert titles == ["engine", "trainer worker", "reward worker", "disk"]
     assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
 
 

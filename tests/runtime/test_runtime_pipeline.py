@@ -34,10 +34,11 @@ def loaded(root: Path, *overrides: str) -> list[Config]:
     return stages(load_config(QUICKSTART, [f"checkpoint_root_dir={root}", "model.model_path=tiny", *overrides]))
 
 
-def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
+def run_all(root: Path, *overrides: str, begun_by: str = "") -> list[dict[str, Any]]:
     """What the stages leave when they have been run."""
     summaries, model_path = [], ""
     for part in loaded(root, *overrides):
+        part = in_fresh_folder(part, begun_by)
         if model_path:
             part = start_from(part, model_path)
         numbers = {"score": 0.5, "scores": {}, "step": 3, "seconds": 1.0}
@@ -193,6 +194,21 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
             names.append(fresh.name)
     assert names[0] == first[-1].name != names[1]
     assert job_dir_of(config).name == job_dir_of(config, last).name == names[1]
+
+
+def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its record of the stages' folders names those of its first attempt."""
+    anew = "continue_from_checkpoint=false"
+    config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", anew])
+    run_all(tmp_path)
+    summaries = run_all(tmp_path, anew, begun_by="flow 1")
+    plan = plan_stages(config, "flow 1")
+    assert [stage.done for stage in plan.stages] == summaries
+    assert [stage.done for stage in plan_stages(config, "flow 2").stages] == [None, None]
+    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    with pipeline.pipeline_cluster(plan, None):  # type: ignore[arg-type]
+        folders = [str(folder) for folder in runs_in(config.job_dir)]
+    assert [Path(summary["hf_dir"]).parents[2] for summary in summaries] == [Path(folder) for folder in folders]
 
 
 def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:

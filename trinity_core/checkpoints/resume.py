@@ -74,6 +74,12 @@ def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
     return any(layout.actor(step).glob("*_world_size_*")) or (layout.step(step) / MANIFEST).exists()
 
 
+def claimed(root: Path, name: str, attempt_of: str) -> str:
+    """The name of the folder that an attempt of this flow run has claimed for the experiment; "" if none has."""
+    claims = root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ()
+    return next((claim.parent.name for claim in claims if claim.read_text() == f"{name} {attempt_of}"), "")
+
+
 def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:
     """The experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is taken.
 
@@ -81,10 +87,8 @@ def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None
     taken. `attempt_of` names the flow run that starts the experiment: a retry of it gets the folder that the first
     attempt `claim`ed.
     """
-    mine = f"{name} {attempt_of}"
-    for claim in root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ():
-        if claim.read_text() == mine:
-            return claim.parent.name
+    if mine := claimed(root, name, attempt_of):
+        return mine
     taken = root / name
     if not taken.is_dir() or {path.name for path in taken.iterdir()} <= {lock_path(taken, PIPELINE).name}:
         return name

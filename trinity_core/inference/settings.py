@@ -219,9 +219,30 @@ def _samples_at_once(config: Config) -> int:
     return max(1, config.explorer.runner_per_model * repeats)
 
 
-def kv_bytes_per_token(layers: int, kv_heads: int, channels: int, dtype: str) -> int:
-    """Bytes of the keys and values of one token in all layers; `channels` are those of one head."""
-    return 2 * layers * kv_heads * channels * DTYPE_BYTES[dtype]
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "longcat_flash")
+"""Values of `model_type` whose latent attention vLLM computes on the latent vectors (its `ModelConfig.use_mla`)."""
+
+
+def latent_numbers(text: Mapping[str, Any]) -> int:
+    """Numbers that vLLM keeps of a token in each layer, on each GPU, in place of keys and values; 0: it keeps those.
+
+    `text` is the language model's part of a config.json.
+    """
+    if text.get("model_type") not in LATENT or not text.get("kv_lora_rank"):
+        return 0
+    return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
+
+
+def head_channels(text: Mapping[str, Any]) -> int:
+    """Channels of a head's queries and keys, by the language model's part of a config.json."""
+    if text.get("qk_nope_head_dim"):  # latent attention, where `head_dim` is that of the rotary part, if it is there
+        return int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"])
+    return int(text.get("head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"]))
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, channels: int, dtype: str, latent: int = 0) -> int:
+    """Bytes that are kept of one token in all layers: keys and values, `channels` of each head, or `latent_numbers`."""
+    return layers * (latent or 2 * kv_heads * channels) * DTYPE_BYTES[dtype]
 
 
 def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:

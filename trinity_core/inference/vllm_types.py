@@ -22,8 +22,10 @@ from trinity_core.inference.settings import (
     CPU_BLOCK_TOKENS,
     GIB,
     EngineSettings,
+    head_channels,
     kv_bytes,
     kv_bytes_per_token,
+    latent_numbers,
 )
 from trinity_core.processes import free_memory
 
@@ -131,6 +133,11 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 def _kv_bytes(settings: EngineSettings) -> int:
     """Bytes of KV cache on the CPU. Raises TrinityError if one sequence takes more than half of the free memory."""
+    return kv_bytes(settings, kv_bytes_of_a_token(settings), free_memory())
+
+
+def kv_bytes_of_a_token(settings: EngineSettings) -> int:
+    """Bytes that an engine on one device keeps of a token in all layers."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -138,9 +145,8 @@ def _kv_bytes(settings: EngineSettings) -> int:
     )
     text = config.get_text_config().to_dict()
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
-    channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    per_token = kv_bytes_per_token(text["num_hidden_layers"], heads, channels, settings.compute_dtype)
-    return kv_bytes(settings, per_token, free_memory())
+    layers, channels, latent = text["num_hidden_layers"], head_channels(text), latent_numbers(text)
+    return kv_bytes_per_token(layers, heads, channels, settings.compute_dtype, latent)
 
 
 def check_model(model_path: str) -> None:

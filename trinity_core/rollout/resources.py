@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,6 +37,7 @@ from trinity_core.pipelines.data_juicer.client import DataJuicer
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
+from trinity_core.processes import cores
 from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
@@ -161,7 +161,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
-    reward_workers = config.explorer.reward_workers or usual_workers(len(os.sched_getaffinity(0)))
+    reward_workers = config.explorer.reward_workers or usual_workers(cores())
     reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
     rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
     external = config.external_model

@@ -6,10 +6,7 @@ One process has at most one cluster. A pipeline opens it and its stages use it, 
 from __future__ import annotations
 
 import logging
-import os
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +17,7 @@ from typing import Any, TypeVar
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError, on_failure
-from trinity_core.processes import die_with_parent, end, families
+from trinity_core.processes import cores, die_with_parent, end, families
 from trinity_core.runtime.faults import is_cancelled
 from trinity_core.runtime.gpus import FREE_SECONDS, GpuLocks, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
@@ -171,8 +168,6 @@ class Cluster:
             "scheduling_strategy": where,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
         }
-        if not self.address and shlex.quote(sys.executable) != sys.executable:
-            options["runtime_env"]["py_executable"] = shlex.quote(sys.executable)  # Ray lets a shell read it
         if concurrency:
             options["max_concurrency"] = concurrency
         remote: Any = ray.remote(cls).options(**options)
@@ -292,11 +287,6 @@ def machine(gpus: int | None) -> Machine:
     Raises `TransientFault`, which names the free GPUs, if they are not soon.
     """
     return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def machine_of(resources: dict[str, float]) -> Machine:

@@ -106,7 +106,7 @@ def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = Fals
 def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         adapter.announce(config, "pipeline")
-        return plan_stages(config)
+        return plan_stages(config, adapter.begun_by())
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
         request = Request(config, kind, stage, is_ready=is_ready, **more)

@@ -21,7 +21,7 @@ from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.made_from import differences, made_from
 from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
-from trinity_core.runtime.stage import stage_names
+from trinity_core.runtime.stage import in_begun_folder, stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.run_record import record_end, record_start
@@ -65,9 +65,10 @@ class Plan:
     gpu_per_node: int
 
 
-def plan_stages(config: Config) -> Plan:
-    """The stages of a checked configuration, with those that are done."""
-    configs = stages(config)
+def plan_stages(config: Config, begun_by: str = "") -> Plan:
+    """The stages of a checked configuration, with those that are done; begun anew, those that an earlier attempt of
+    `begun_by` has done."""
+    configs = [in_begun_folder(stage, begun_by) for stage in stages(config)]
     done = finished(configs)
     planned = [
         PlannedStage(*fields) for fields in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)

@@ -27,7 +27,7 @@ from trinity_core.checkpoints.beginning import (
     other_beginning,
     refuse_other_model,
 )
-from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
+from trinity_core.checkpoints.resume import abandon_after, claimed, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
@@ -296,6 +296,12 @@ def in_fresh_folder(config: Config, begun_by: str) -> Config:
     if config.continue_from_checkpoint:
         return config
     return config.with_values({"name": fresh_folder(config.job_dir.parent, config.name, begun_by)})
+
+
+def in_begun_folder(config: Config, begun_by: str) -> Config:
+    """The run that an earlier attempt of `begun_by` has begun in a fresh folder, to go on; the same if none has."""
+    name = "" if config.continue_from_checkpoint else claimed(config.job_dir.parent, config.name, begun_by)
+    return config.with_values({"name": name, "continue_from_checkpoint": True}) if name else config
 
 
 def in_newest_folder(config: Config) -> Config:

@@ -19,6 +19,7 @@ from trinity_core.config.paths import explored_file, operator_input_file, output
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.pipelines.checks import missing_names
+from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
@@ -35,7 +36,7 @@ from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEst
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
-OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
+OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
 """On the machine of every run (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
 """Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
@@ -151,7 +152,7 @@ def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
     yield from absent_secrets(config)
     yield from unusable_data(config, is_first)
     yield from busy_port(config)
-    yield from missing_gpus(config, len(os.sched_getaffinity(0)))
+    yield from missing_gpus(config, cores())
 
 
 def unwritable_folders(config: Config) -> Iterator[Finding]:

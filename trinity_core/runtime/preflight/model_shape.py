@@ -12,7 +12,33 @@ from typing import Any
 from trinity_core.config import LoraConfig
 from trinity_core.data.files import looks_local
 from trinity_core.errors import DataError
+from trinity_core.inference.settings import head_channels, latent_numbers
 from trinity_core.weights_digest import model_folder, safetensors_header
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention: keys and values of all heads are computed from one vector (arXiv 2405.04434, section 2.1)."""
+
+    rank: int
+    """Channels of that vector."""
+    rotary: int
+    """Channels of a head's key that carry its position; all heads share them."""
+    values: int
+    """Channels of one head's values."""
+    queries: int
+    """Channels of the vector from which queries are computed; 0: they are computed as elsewhere."""
+    cached: int
+    """Numbers that vLLM keeps of a token in a layer; 0: keys and values, each of as many channels as keys."""
+
+    @classmethod
+    def of(cls, text: dict[str, Any]) -> Latent | None:
+        """By the language model's part of a config.json; None for any other attention."""
+        if not text.get("kv_lora_rank") or not text.get("qk_nope_head_dim"):
+            return None
+        values = text.get("v_head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"])
+        rotary, queries = int(text["qk_rope_head_dim"]), int(text.get("q_lora_rank") or 0)
+        return cls(int(text["kv_lora_rank"]), rotary, int(values), queries, latent_numbers(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +58,11 @@ class ModelShape:
     vocabulary: int
     tied: bool
     """The output embeddings are the input embeddings."""
+    latent: Latent | None = None
+    """None: each head of keys has values of its own, as wide."""
+    linear_mlps: tuple[int, int] | None = None
+    """Layers with an MLP whose matrices are linear layers, which routed experts' are not in transformers, and the
+    channels of all of these MLPs. None: all layers have one."""
 
     @property
     def queries(self) -> int:
@@ -57,13 +88,28 @@ def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
     """Parameters of a LoRA adapter; matrices of names that Llama, Qwen and most others do not have are left out."""
     if lora is None:
         return 0
-    hidden, mlp = shape.hidden, shape.hidden + shape.intermediate
-    sizes = {
-        "q_proj": hidden + shape.queries, "k_proj": hidden + shape.keys, "v_proj": hidden + shape.keys,
-        "o_proj": hidden + shape.queries, "gate_proj": mlp, "up_proj": mlp, "down_proj": mlp,
-    }  # fmt: skip
+    layers, channels = shape.linear_mlps or (shape.layers, shape.layers * shape.intermediate)
+    sizes = {name: shape.layers * size for name, size in attention_sizes(shape).items()}
+    sizes |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), layers * shape.hidden + channels)
     chosen = set(lora.modules or sizes)
-    return shape.layers * lora.lora_rank * sum(size for name, size in sizes.items() if name in chosen)
+    return lora.lora_rank * sum(size for name, size in sizes.items() if name in chosen)
+
+
+def attention_sizes(shape: ModelShape) -> dict[str, int]:
+    """Inputs and outputs of each matrix of a layer's attention."""
+    hidden, latent = shape.hidden, shape.latent
+    if latent is None:
+        queries, keys = hidden + shape.queries, hidden + shape.keys
+        return {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+    values = shape.heads * latent.values
+    sizes = {"q_proj": hidden + shape.queries}
+    if latent.queries:
+        sizes = {"q_a_proj": hidden + latent.queries, "q_b_proj": latent.queries + shape.queries}
+    return sizes | {
+        "kv_a_proj_with_mqa": hidden + latent.rank + latent.rotary,
+        "kv_b_proj": latent.rank + shape.queries - shape.heads * latent.rotary + values,
+        "o_proj": values + hidden,
+    }
 
 
 def base_bytes(shape: ModelShape, width: int, lora: LoraConfig | None) -> int:
@@ -81,19 +127,30 @@ def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         experts = int(text.get("num_experts_per_tok") or 0)
         expert = text.get("moe_intermediate_size") if experts else None
+        latent = Latent.of(text)
         return ModelShape(
             parameters=parameters,
             layers=int(text["num_hidden_layers"]),
             hidden=hidden,
             intermediate=experts * int(expert) if expert else int(text["intermediate_size"]) * max(experts, 1),
             heads=heads,
-            kv_heads=int(text.get("num_key_value_heads") or heads),
-            channels=int(text.get("head_dim") or hidden // heads),
+            kv_heads=heads if latent else int(text.get("num_key_value_heads") or heads),
+            channels=head_channels(text),
             vocabulary=int(text["vocab_size"]),
             tied=bool(text.get("tie_word_embeddings", False)),
+            latent=latent,
+            linear_mlps=_linear_mlps(text) if experts else None,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def _linear_mlps(text: dict[str, Any]) -> tuple[int, int]:
+    """`ModelShape.linear_mlps` of a mixture of experts: its dense first layers, and experts that all tokens share."""
+    layers, expert = int(text["num_hidden_layers"]), int(text.get("moe_intermediate_size") or 0)
+    dense = min(int(text.get("first_k_dense_replace") or 0), layers)
+    shared = int(text.get("n_shared_experts") or 0) * expert or int(text.get("shared_expert_intermediate_size") or 0)
+    return layers if shared else dense, dense * int(text.get("intermediate_size") or 0) + (layers - dense) * shared
 
 
 def parameters_of(folder: Path) -> int | None:

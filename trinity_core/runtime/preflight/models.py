@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trinity_core.checkpoints.adapters import start_fault
-from trinity_core.config import Config
+from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
 from trinity_core.data.files import looks_local
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import expanded
 from trinity_core.inference.tool_parsing import asks_template, parser_of
+from trinity_core.runtime.preflight.model_shape import attention_sizes, shape_of
 from trinity_core.weights_digest import check_length, safetensors_header, weight_files
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
@@ -54,9 +55,25 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
             yield error
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
+    samples = config.uses_engines or not config.is_supervised
+    if samples and (adapter := config.engine_adapter) and (fault := _unapplied(model.model_path, adapter)):
+        yield Finding("model.lora_configs[0].target_modules", list(adapter.target_modules), "conflict", fault)
     template = model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
+
+
+def _unapplied(model_path: str, lora: LoraConfig) -> str:
+    """Why engines would sample as if an adapter were not there; "" if they do not."""
+    shape = shape_of(model_path)
+    latent = shape.latent if shape else None
+    if shape is None or latent is None or not latent.cached or "kv_b_proj" not in (lora.modules or ["kv_b_proj"]):
+        return ""
+    others = ", ".join(name for name in attention_sizes(shape) if name != "kv_b_proj")
+    return (
+        "puts an adapter on kv_b_proj, which vLLM merges into other matrices of this model's latent attention when it "
+        f"loads the base, and does not apply when it samples: name the others, {others}, gate_proj, up_proj, down_proj."
+    )
 
 
 def missing_packages(config: Config) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trinity_core.config import Config, public_dict
 from trinity_core.files import cache_folder, clear_errors, read_json, write_json
+from trinity_core.processes import cores
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.nodes import versions_of
 from trinity_core.runtime.verdicts import asks_person
@@ -170,7 +170,7 @@ def machine() -> dict[str, object]:
     models = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("model name")})
     return {
         "processors": models,
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cores(),
         "gpus": sorted(gpu.uuid for gpu in survey()),
     }
 

@@ -37,6 +37,7 @@ from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.sync.versions import kept_versions
+from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
 FLOAT = 4
@@ -51,7 +52,8 @@ SAMPLER_COPIES = 6
 ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
-ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
+REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
+ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class ProcessEstimate:
     """Processes of one kind."""
 
     kind: str
-    """`engine`, `trainer worker`, or `auxiliary engine` with its model."""
+    """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
     number: int
     gpus: float
     """Of each; a fraction shares a GPU, 0 computes on the CPU."""
@@ -113,6 +115,13 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
     if placement.trainers:
         estimates.append(_trainer(config, placement))
     return estimates
+
+
+def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
+    """The processes that score answers, all that may start on a machine with so many cores."""
+    if not config.uses_engines or config.mode == "serve":
+        return []
+    return [_process(REWARDS, config.explorer.reward_workers or usual_workers(cpus), 0, 1, (REWARD_BASE,))]
 
 
 def _on_gpu(
@@ -172,7 +181,8 @@ def gpu_engine_needs(
 def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraConfig | None = None) -> tuple[Need, ...]:
     """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
     width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
-    per_token = kv_bytes_per_token(shape.layers, -(-shape.kv_heads // gpus), shape.channels, settings.compute_dtype)
+    heads, latent = -(-shape.kv_heads // gpus), shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, heads, shape.channels, settings.compute_dtype, latent)
     tokens = settings.max_model_len
     return (
         GPU_BASE,
@@ -195,7 +205,8 @@ def cpu_engine_needs(
     any; `free` the bytes of free memory. Raises TrinityError for a KV cache that does not fit.
     """
     width = DTYPE_BYTES[settings.compute_dtype]
-    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype)
+    latent = shape.latent.cached if shape.latent else 0
+    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype, latent)
     packed = shape.parameters + (shape.embedding if shape.tied else 0)
     sequences = settings.max_num_seqs
     tokens = prefill_tokens(sequences, groups, prompt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from trinity_core.config.number_formats import DTYPE_BYTES
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
-from trinity_core.processes import free_memory
+from trinity_core.processes import cores, free_memory
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, Placement, place
 from trinity_core.runtime.preflight.model_shape import shape_of, why_unknown
@@ -25,6 +24,7 @@ from trinity_core.runtime.preflight.resource_estimate import (
     ProcessEstimate,
     disk_of,
     processes_of,
+    reward_processes,
     trainer_dtype,
 )
 from trinity_core.runtime.preflight.steps import (
@@ -98,7 +98,7 @@ def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | N
     is this machine's.
     """
     gpus = survey()
-    node = machine or Machine(len(os.sched_getaffinity(0)), len(gpus))
+    node = machine or Machine(cores(), len(gpus))
     if gpu_memory is None:
         gpu_memory = min((gpu.memory for gpu in gpus), default=0)
     parts = stages(config)
@@ -191,7 +191,8 @@ def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placemen
 
 def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessEstimate]]:
     placement = place(config, machine)
-    return placement, processes_of(config, placement, free, gpu_memory)
+    processes = processes_of(config, placement, free, gpu_memory)
+    return placement, [*processes, *reward_processes(config, machine.cpus)]
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
