@@ -54,7 +54,7 @@ def evaluate(
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.preflight.checks import require_ready
     from trinity_core.runtime.stage import for_evaluation, pick_stage
-    from trinity_core.runtime.summary import evaluation_text
+    from trinity_core.tracking.scores import evaluation_text
 
     check_which(which)
     settings = with_plugins(overrides, plugin_dir)

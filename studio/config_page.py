@@ -40,7 +40,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
     checked = present_findings(draft) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
-        choose_file(draft, settings)
+        choose_file(draft, settings, offers_recipes=bool(tree or error))
         if error:
             st.error(f"{error}\n\nCorrect the text on the right, or discard the changes.")
         elif not tree:
@@ -82,8 +82,8 @@ def present_findings(draft: ConfigDraft) -> CheckedDraft:
     return stored
 
 
-def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Choose another file below the root. Unsaved changes are kept."""
+def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bool) -> None:
+    """Choose another file below the root. Unsaved changes are kept. The page of an empty file shows recipes itself."""
     listed = [str(path) for path in yaml_files(settings.root)]
     shown = settings.shown(draft.file)
     put("file", shown)
@@ -96,7 +96,7 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
-        if st.button("New", icon=":material/add:", help="Begin from a recipe"):
+        if st.button("New", icon=":material/add:", help="Begin from a recipe", disabled=not offers_recipes):
             new_dialog(settings, draft.file)
 
 
@@ -174,7 +174,7 @@ def show_field(
             field.label, key=key, help=field.doc, placeholder=default, on_change=take, args=(draft, field, prefix)
         )
     for problem in problems:
-        st.error(problem.message)
+        st.error(problem.advice)
 
 
 def take(draft: ConfigDraft, field: FormField, prefix: str) -> None:
@@ -218,7 +218,7 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
         st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
         for problem in checked.problems:
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
-            st.text(problem.message)
+            st.text(problem.advice)
         return
     text, refused = st.session_state.get("opened", ("", []))
     if text == draft.text and refused:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import streamlit as st
 
-from studio.config_draft import ConfigDraft
+from studio.config_draft import ConfigDraft, changed
 from studio.recipes import recipes
 from studio.settings import StudioSettings
 from trinity_core.files import project_files
 
 
 def recipe_form(settings: StudioSettings, present: Path) -> None:
-    """Choose a recipe and a name; the new file is written and opened."""
+    """Choose a recipe and a name, which is also the run's; the new file is written and opened."""
     by_title = {recipe.title: recipe for recipe in recipes()}
     if not by_title:
         st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
@@ -31,7 +31,7 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        text = by_title[str(title)].text_in(file.parent, settings.root)
+        text = changed(by_title[str(title)].text_in(file.parent, settings.root), "name", file.stem)
         save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
 
 

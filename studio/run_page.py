@@ -47,7 +47,9 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     if run.folder is None:
-        st.info("The run has not written anything yet. Its state above is renewed every few seconds.")
+        over = "The run ended before it wrote anything: correct what is said above, and start it again."
+        waits = "The run has not written anything yet. Its state above is renewed every few seconds."
+        st.info(over if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
     chosen = st.segmented_control(

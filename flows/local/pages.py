@@ -17,6 +17,7 @@ from typing import NoReturn
 from flows.local.connection import known_server
 from flows.local.server import Process, UpState, answers, log_file, prefect_environment, start_process
 from trinity_core.addresses import LOOPBACK
+from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of
@@ -82,6 +83,11 @@ def _checkpoints(root: Path) -> Path:
 def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
     """Replace this process by Studio's server, with the Prefect API of `known_server`; Ctrl-C or SIGTERM ends it."""
     api_url = known_server(root)
+    if not port_is_free(port):
+        raise TrinityError(
+            f"Port {port} is in use, maybe by another Studio. Choose another one with `trinity studio --port N`.",
+            key="--port",
+        )
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
     env = prefect_environment(root) | ({"PREFECT_API_URL": api_url} if api_url else {})

@@ -20,8 +20,8 @@ from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Request, choose_stage
-from trinity_core.runtime.summary import evaluation_text, read_summary, summary_of_scores
-from trinity_core.tracking.scores import score_fingerprint, valid_scores
+from trinity_core.runtime.summary import read_summary, summary_of_scores
+from trinity_core.tracking.scores import evaluation_text, score_fingerprint, valid_scores
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 
 KEY = "sk-very-secret-4711"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trinity_core.config import Config
+from trinity_core.config import Config, config_from_dict
 from trinity_core.runtime import progress
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.tracking.metrics_file import MetricsFile
@@ -65,3 +65,19 @@ def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
         ("no step yet; waits for version 0 of the trainer", 0.0),
         ("step 1 of 4: reward/mean 0.5", 25.0),
     ]
+
+
+def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the explorer's report alone; those of an earlier attempt are known."""
+    caplog.set_level("INFO", "trinity_core.runtime.progress")
+    model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
+    buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
+    tree = {"mode": "bench", "checkpoint_root_dir": str(tmp_path), "model": model, "buffer": buffer}
+    config = config_from_dict(tree, [])
+    scores = MetricsFile(config.job_dir, "eval")
+    scores.write(0, {"eval/test/accuracy": 0.25, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+    reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
+    scores.write(10, {"eval/test/accuracy": 0.5, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+    for report in reports * 2:
+        report.report()
+    assert [message.count("0.500") for message in caplog.messages] == [1]

@@ -12,7 +12,6 @@ from trinity_core import files
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.summary import (
-    evaluation_text,
     read_summary,
     summary_of_scores,
     summary_path,
@@ -20,7 +19,7 @@ from trinity_core.runtime.summary import (
     write_summary,
 )
 from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.scores import score_fingerprint
+from trinity_core.tracking.scores import evaluation_text, score_fingerprint
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 

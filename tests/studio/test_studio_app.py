@@ -100,6 +100,24 @@ def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
     assert not page.error
 
 
+def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> None:
+    page = opened()
+    page.text_area[0].set_value(TEXT.replace("repeat_times", "repeat_time")).run()
+    assert [text.value for text in page.text if "'repeat_times'" in text.value]
+
+
+def test_recipes_are_offered_once(folder: Path) -> None:
+    """On the page of a file that is empty, else in a dialog; the new file's run has its name."""
+    (folder / "my.yaml").unlink()
+    page = opened()
+    [new] = [button for button in page.button if button.label == "New"]
+    assert new.disabled
+    [name] = [field for field in page.text_input if field.label == "Save as"]
+    name.set_value("mine.yaml").run()
+    page.button(key="create").click().run()
+    assert not page.exception and "\nname: mine\n" in (folder / "mine.yaml").read_text()
+
+
 def test_all_settings_are_shown_by_section_or_search(folder: Path) -> None:
     page = opened()
     page.toggle[0].set_value(True).run()

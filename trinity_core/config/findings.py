@@ -84,10 +84,14 @@ class Finding:
         place = place or SourceLocation()
         return replace(self, key=self.key if key is None else key, file=place.file, line=place.line)
 
+    @property
+    def advice(self) -> str:
+        """The message, and what may be meant instead."""
+        return f"{self.message} Did you mean '{self.suggestion}'?" if self.suggestion else self.message
+
     def __str__(self) -> str:
         where = f"{self.place}: " if self.file else ""
-        hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
-        text = f"{where}{self.key}: {self.message}{hint}" if self.key else f"{where}{self.message}{hint}"
+        text = f"{where}{self.key}: {self.advice}" if self.key else f"{where}{self.advice}"
         return text.encode(errors="backslashreplace").decode()  # an argument's bytes may be no UTF-8
 
 

@@ -16,9 +16,8 @@ from trinity_core.config import Config
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.runtime.run_attempt import RunAttempt
-from trinity_core.runtime.summary import evaluation_of, scored_text
 from trinity_core.store.run_store import open_run_store
-from trinity_core.tracking.scores import valid_scores
+from trinity_core.tracking.scores import evaluation_of, scores_text, valid_scores
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +79,7 @@ def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str
                 raise
             log.warning("the checkpoint of step %d was removed while it was scored", step)
             continue
-        evaluation = evaluation_of(config, step)
-        text = "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
-        log.info("step %s: %s", step, text)
+        log.info("step %s: %s", step, scores_text(evaluation_of(config, step)))
     if steps and not scores:
         raise TrinityError(
             f"None of the checkpoints to score is left in {config.job_dir}: the training has gone on and removed them "

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, read_evaluations, read_metrics
+from trinity_core.tracking.scores import by_eval_set, scores_text
 from trinity_core.waits import Reminder
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class ProgressReport:
         self.total_steps: int | None = None
         self.actor: ActorWaits | None = None
         self._step = -1
+        self._told = len(read_evaluations(config.job_dir))
+        """Evaluations whose scores are known."""
         self._due = 0.0
 
     def report_if_due(self) -> None:
@@ -52,6 +55,8 @@ class ProgressReport:
 
     def report(self, done: bool = False) -> None:
         """Report now, if there are steps that have not been reported; or `done`, the last time, stopped or not."""
+        if self.source.startswith("explorer"):
+            self._tell_scores()
         lines = self._lines()
         if not lines or (lines[-1].step == self._step and not done):
             return
@@ -70,6 +75,13 @@ class ProgressReport:
 
     def _lines(self) -> list[MetricLine]:
         return [line for line in read_metrics(self.config.job_dir) if line.source == self.source]
+
+    def _tell_scores(self) -> None:
+        """Log the scores of each evaluation since the last report."""
+        evaluations = read_evaluations(self.config.job_dir)
+        for line in evaluations[self._told :]:
+            log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
+        self._told = len(evaluations)
 
     def _percent(self, lines: list[MetricLine]) -> float:
         step = lines[-1].step if lines else 0

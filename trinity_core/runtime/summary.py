@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
-from trinity_core.tracking.scores import valid_metrics, valid_scores
+from trinity_core.tracking.scores import evaluation_of, evaluation_text, valid_scores
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
@@ -81,38 +80,6 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
         summary["external_model"] = {"base_url": external.base_url, "model_name": external.model_name}
         write_summary(config, summary)
     return summary
-
-
-def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
-    """Eval set -> metric -> value, of the evaluation behind the score of `step`."""
-    metrics = valid_metrics(config, step)
-    sets: dict[str, dict[str, float]] = {}
-    for taskset in config.buffer.explorer_input.eval_tasksets:
-        below = f"eval/{taskset.name}/"
-        numbers = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
-        sets |= {str(taskset.name): numbers} if numbers else {}
-    return sets
-
-
-def evaluation_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
-    """A line for each eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
-    return "\n".join(f"{taskset:11}{scored_text(numbers)}" for taskset, numbers in evaluation.items())
-
-
-def scored_text(numbers: Mapping[str, float]) -> str:
-    """`accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
-    judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
-    if "accuracy" not in numbers:
-        return f"no score: {judged}"
-    within = f" [{numbers['accuracy_low']:.3f}, {numbers['accuracy_high']:.3f}]" if "accuracy_low" in numbers else ""
-    parts = [f"accuracy {numbers['accuracy']:.3f}{within}", judged]
-    if failed := numbers.get("failed_requests"):
-        parts.append(f"{failed:g} requests failed")
-    if "accuracy_std" in numbers:
-        parts.append(f"±{numbers['accuracy_std']:.3f} between repeats")
-    best = {int(k): f"{name}@{k}" for name, _, k in (metric.partition("@") for metric in numbers) if k.isdigit()}
-    parts += [f"{name} {numbers[name]:.3f}" for k, name in sorted(best.items()) if k > 1]
-    return ", ".join(parts)
 
 
 def summary_text(summary: dict[str, Any]) -> str:

@@ -185,3 +185,44 @@ def _files_digest(files: Iterable[Path]) -> str:
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
+    """Eval set -> metric -> value, of the evaluation behind the score of `step`."""
+    return by_eval_set(config, valid_metrics(config, step))
+
+
+def by_eval_set(config: Config, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Eval set -> metric -> value, of the metrics of one evaluation."""
+    sets: dict[str, dict[str, float]] = {}
+    for taskset in config.buffer.explorer_input.eval_tasksets:
+        below = f"eval/{taskset.name}/"
+        numbers = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
+        sets |= {str(taskset.name): numbers} if numbers else {}
+    return sets
+
+
+def evaluation_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
+    return "\n".join(f"{taskset:11}{scored_text(numbers)}" for taskset, numbers in evaluation.items())
+
+
+def scores_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
+    """The eval sets on one line: `test accuracy 0.985 …; hard accuracy …`."""
+    return "; ".join(f"{taskset} {scored_text(numbers)}" for taskset, numbers in evaluation.items())
+
+
+def scored_text(numbers: Mapping[str, float]) -> str:
+    """`accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
+    judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
+    if "accuracy" not in numbers:
+        return f"no score: {judged}"
+    within = f" [{numbers['accuracy_low']:.3f}, {numbers['accuracy_high']:.3f}]" if "accuracy_low" in numbers else ""
+    parts = [f"accuracy {numbers['accuracy']:.3f}{within}", judged]
+    if failed := numbers.get("failed_requests"):
+        parts.append(f"{failed:g} requests failed")
+    if "accuracy_std" in numbers:
+        parts.append(f"±{numbers['accuracy_std']:.3f} between repeats")
+    best = {int(k): f"{name}@{k}" for name, _, k in (metric.partition("@") for metric in numbers) if k.isdigit()}
+    parts += [f"{name} {numbers[name]:.3f}" for k, name in sorted(best.items()) if k > 1]
+    return ", ".join(parts)
