@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.config import config_from_dict
+from trinity_core.config import Config, config_from_dict
 from trinity_core.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
+from trinity_core.training.worker import TrainerWorker
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +25,15 @@ def own_handlers() -> Iterator[None]:
         logging.getLogger(name).setLevel(level)
 
 
-def start(folder: Path, monkeypatch: pytest.MonkeyPatch, **log: object) -> Path | None:
+def config_of(folder: Path, name: str, log: dict[str, object]) -> Config:
     tasks = {"taskset": {"path": "tasks.jsonl"}}
-    tree = {"project": "p", "name": "n", "checkpoint_root_dir": str(folder), "log": log,
+    tree = {"project": "p", "name": name, "checkpoint_root_dir": str(folder), "log": log,
              "model": {"model_path": "m", "max_model_len": 64}, "buffer": {"explorer_input": tasks}}  # fmt: skip
-    config = config_from_dict(tree)
+    return config_from_dict(tree)
+
+
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch, **log: object) -> Path | None:
+    config = config_of(folder, "n", log)
     for name, value in log_environment(config, "n/engine_0").items():
         monkeypatch.setenv(name, value)
     return start_log()
@@ -44,6 +49,22 @@ def test_each_actor_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     logging.getLogger("library").warning("from elsewhere")
     lines = path.read_text().splitlines()
     assert len(lines) == 2 and "INFO" in lines[0] and "the engine starts" in lines[0] and "from elsewhere" in lines[1]
+
+
+def test_a_kept_trainer_logs_its_next_stage_in_that_ones_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tmp_path, monkeypatch)
+    log = logging.getLogger("trinity_core.somewhere")
+    worker = TrainerWorker(config_of(tmp_path, "n", {}))
+    log.info("the first stage")
+    worker.renew(config_of(tmp_path, "n_rft", {"level": "WARNING"}))
+    log.warning("the next stage")
+    log.info("left out by its level")
+    files = [tmp_path / "p" / name / "log/engine_0.log" for name in ("n", "n_rft")]
+    assert [[line.partition(": ")[2] for line in file.read_text().splitlines()] for file in files] == [
+        ["the first stage"], ["the next stage"]
+    ]  # fmt: skip
 
 
 def test_explorers_and_evaluations_have_logs_of_their_own() -> None:

@@ -27,6 +27,10 @@ _SECRETS = (
 )  # fmt: skip
 
 
+class ActorLog(logging.FileHandler):
+    """The log of this process's actor."""
+
+
 class Masking(logging.Formatter):
     """A formatter that masks passwords and keys in messages and tracebacks."""
 
@@ -61,7 +65,7 @@ def start_log() -> Path | None:
     """Start to write this process's log to its file, and return the path; None if the environment names none.
 
     The run's own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher).
-    Calling it again changes nothing.
+    Calling it again changes nothing, unless the environment names another file: that one takes its place.
     """
     folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
     if not folder or not actor:
@@ -69,16 +73,26 @@ def start_log() -> Path | None:
     place = Path(folder) / own_address() if os.environ.get(BY_NODE) == "1" else Path(folder)
     path = place / f"{actor}.log"
     root, level = logging.getLogger(), os.environ.get(LEVEL, "INFO")
-    if any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(path) for handler in root.handlers):
-        return path
+    for handler in [handler for handler in root.handlers if isinstance(handler, ActorLog)]:
+        if handler.baseFilename == str(path):
+            return path
+        root.removeHandler(handler)
+        handler.close()
     place.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = ActorLog(path, encoding="utf-8", delay=True)
     handler.setFormatter(Masking("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.setLevel(level)
     root.addHandler(handler)
     for name in OURS:
         logging.getLogger(name).setLevel(level)
     return path
+
+
+def move_log(config: Config) -> None:
+    """Continue this process's log in the folder of another run: a kept process is given its next stage."""
+    if actor := os.environ.get(ACTOR):
+        os.environ.update(log_environment(config, actor) | {ACTOR: actor})
+        start_log()
 
 
 class Logged:
