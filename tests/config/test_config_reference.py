@@ -15,6 +15,7 @@ from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
 from trinity_core.config.reference import PAGE, listing, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
+from trinity_core.errors import TrinityError
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -36,6 +37,12 @@ def sections(cls: type = Config) -> Iterator[type]:
 )
 def test_keys_that_take_a_list_say_so(key: str) -> None:
     assert listing(key).startswith(f"{key}: text or list [")
+
+
+def test_the_last_part_of_a_key_leads_to_the_whole_ones() -> None:
+    with pytest.raises(TrinityError) as error:
+        listing("repeat_times")
+    assert {"algorithm.repeat_times", "buffer.explorer_input.taskset.repeat_times"} <= set(str(error.value).split("'"))
 
 
 def test_the_page_is_current() -> None:

@@ -88,7 +88,7 @@ def _plain(value: Any) -> str:
 def listing(below: str = "") -> str:
     """Each setting with its values, default and doc; `below` is a key: its setting, or those of its section.
 
-    Raises TrinityError if there is no such key.
+    Raises TrinityError if there is no such key, with the whole keys that end in it.
     """
     rows = [
         (key, text)
@@ -97,8 +97,9 @@ def listing(below: str = "") -> str:
     ]
     if not rows:
         known = [key for key, _ in sections()] + [key for key, _ in _listed()]
-        meant = closest(below, known)
-        raise TrinityError(f"There is no setting '{below}'.{f' Did you mean {meant!r}?' if meant else ''}")
+        meant = [key for key in known if key.endswith(f".{below}")] or [closest(below, known)]
+        asks = f" Did you mean {' or '.join(map(repr, meant))}?" if meant[0] else ""
+        raise TrinityError(f"There is no setting '{below}'.{asks}")
     return "\n".join(text for _, text in rows)
 
 
