@@ -501,6 +501,29 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
     assert warning in choose_stage(Request(load_checked(run_file, settings))).warnings
 
 
+@pytest.mark.parametrize(
+    ("overrides", "lengths", "refused", "noted"),
+    [
+        ([], "long", True, False),
+        (["model.enable_prompt_truncation=false"], "long", True, False),
+        (["model.enable_prompt_truncation=true"], "long", False, True),
+        ([], "both", False, True),
+        ([], "short", False, False),
+    ],
+)
+def test_prompts_that_are_too_long_are_found_among_the_first_rows(
+    run_file: Path, tmp_path: Path, overrides: list[str], lengths: str, refused: bool, noted: bool
+) -> None:
+    questions = {"short": ["1 + 1"] * 2, "long": ["1 + 1 + " * 40] * 2, "both": ["1 + 1", "1 + 1 + " * 40]}[lengths]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
+    settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", *overrides]
+    assert (set(problems(run_file, *settings)) == {"model.max_prompt_tokens"}) is refused
+    listed = checks.validate(run_file, settings, offline=False).stages
+    notices = [notice for stage in listed for notice in stage["notices"] if "model.max_prompt_tokens" in notice]
+    assert len(notices) == noted
+
+
 def test_memory_of_a_container_is_its_limit(tmp_path):
     limit, none = (tmp_path, "memory.max", "memory.current"), (tmp_path / "none", "memory.max", "memory.current")
     (tmp_path / "memory.max").write_text("1073741824\n")

@@ -23,7 +23,7 @@ from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
-from trinity_core.runtime.preflight.first_rows import unusable_data
+from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
 from trinity_core.runtime.preflight.models import (
     missing_models,
     missing_packages,
@@ -137,7 +137,12 @@ def _notices_when_opened(config: Config) -> list[str]:
     elsewhere = [
         f"{finding.key}: {finding.message}" for finding in absent_secrets(config) if config.cluster.ray_address
     ]
-    return [notice for notice in (template_notice(config), shared_memory_notice(config), *elsewhere) if notice]
+    here = (
+        []
+        if config.cluster.ray_address
+        else [f"{finding.key}: {finding.message}" for finding, _ in long_prompts(config)]
+    )
+    return [notice for notice in (template_notice(config), shared_memory_notice(config), *elsewhere, *here) if notice]
 
 
 def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
@@ -151,6 +156,7 @@ def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
     yield from missing_names(config)
     yield from absent_secrets(config)
     yield from unusable_data(config, is_first)
+    yield from (finding for finding, refused in long_prompts(config) if refused)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
@@ -16,13 +17,15 @@ from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
-from trinity_core.data.taskset import needs_prompt, row_problems
+from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier import find_rollouts
 
 ROWS = 16
 """Rows that are read of each data set. Bad ones among them are no problem: a run rejects them."""
+MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
 Problem = str | None
 
 
@@ -52,6 +55,44 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
             else:
                 read = formats.preference if kind == "preferences" else formats.demonstration
                 yield from _unusable(key, buffer, partial(_answers, buffer, read), buffer.name)
+
+
+def long_prompts(config: Config) -> Iterator[tuple[Finding, bool]]:
+    """The training task sets of which first rows have a prompt that is too long, and whether that keeps a run from
+    starting: all have, and truncation was not asked for. Of a policy in a local folder, and of local data."""
+    model = config.model
+    if config.mode == "train" or not config.explores or config.external_model or not Path(model.model_path).is_dir():
+        return
+    try:
+        check = PromptCheck(policy_encoder(model), model.max_prompt_tokens)
+    except (DataError, OSError, ValueError):
+        return  # no template or no tokenizer, which others tell
+    for _, taskset in training_tasksets(config):
+        storage = taskset.storage_type or "file"
+        if reads_output(config, taskset) or not needs_prompt(taskset) or (storage == "file" and not taskset.path):
+            continue
+        if storage == "queue" or (storage == "file" and not is_local(taskset.path)):
+            continue
+        try:
+            rows = first_rows(taskset.path, taskset.split, taskset.subset_name, storage, taskset.name, ROWS).rows
+        except DataError:
+            continue  # `unusable_data` says so
+        problems = row_problems(rows, taskset.format, False, (), check)
+        too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
+        if too_long:
+            yield _too_long(config, taskset, too_long, len(rows))
+
+
+def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> tuple[Finding, bool]:
+    cuts = config.model.enable_prompt_truncation
+    asked = cuts and config.written(TRUNCATION) is not None
+    then = f"are cut, and nothing is sampled for them ({TRUNCATION})" if cuts else "are rejected"
+    message = (
+        f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which {then}. "
+        f"First: {too_long[0]}. Raise it, or leave such rows out."
+    )
+    finding = Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message)
+    return finding, len(too_long) == read and not asked
 
 
 def _unusable(
