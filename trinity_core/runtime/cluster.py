@@ -6,9 +6,7 @@ One process has at most one cluster. A pipeline opens it and its stages use it, 
 from __future__ import annotations
 
 import logging
-import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -170,8 +168,6 @@ class Cluster:
             "scheduling_strategy": where,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
         }
-        if not self.address and shlex.quote(sys.executable) != sys.executable:
-            options["runtime_env"]["py_executable"] = shlex.quote(sys.executable)  # Ray lets a shell read it
         if concurrency:
             options["max_concurrency"] = concurrency
         remote: Any = ray.remote(cls).options(**options)

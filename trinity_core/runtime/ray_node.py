@@ -145,7 +145,8 @@ def _as_ours() -> Iterator[None]:
 
     in_group = partial(services.ConsolePopen, process_group=0)
     params: Any = parameter.RayParams
-    without_monitors = partial(params, no_monitor=True, include_log_monitor=False)
+    launcher = str(Path(__file__).with_name("ray_worker.py"))
+    light = partial(params, no_monitor=True, include_log_monitor=False, setup_worker_path=launcher)
     with (
         # None of its processes listens on another interface. On Linux Ray takes 127.0.0.1 for a mistake and puts the
         # machine's outer address in its place; without its clusters of several machines it leaves the address alone.
@@ -155,7 +156,7 @@ def _as_ours() -> Iterator[None]:
         # The autoscaler has no nodes to add, the log monitor reads workers' logs for drivers with `log_to_driver`, and
         # the dashboard gathers what a page that is not served would show: two seconds of a core, and looks at logs and
         # processes for ever. The dashboard's agent stays, as a node must have one, but is told that it lacks libraries.
-        _replaced(parameter, "RayParams", without_monitors),
+        _replaced(parameter, "RayParams", light),
         _replaced(services, "start_api_server", lambda *_, **__: (None, None)),
         _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),
     ):
