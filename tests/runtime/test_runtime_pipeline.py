@@ -36,7 +36,8 @@ def loaded(root: Path, *overrides: str) -> list[Config]:
 
 def run_all(root: Path, *overrides: str, begun_by: str = "") -> list[dict[str, Any]]:
     """What the stages leave when they have been run."""
-    summaries, model_path = [], ""
+    summaries: list[dict[str, Any]] = []
+    model_path = ""
     for part in loaded(root, *overrides):
         part = in_fresh_folder(part, begun_by)
         if model_path:
@@ -245,6 +246,43 @@ def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
     caplog.clear()
     assert finished(loaded(tmp_path, *paths, "seed=7")) == [None, None]
     assert "seed" in caplog.text
+
+
+@pytest.mark.parametrize("recorded", ["now", "earlier"])
+@pytest.mark.parametrize("absolute_first", [True, False])
+def test_a_stage_is_done_however_its_paths_are_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    absolute_first: bool,
+    recorded: str,
+) -> None:
+    """Earlier versions recorded one digest of each section, of the paths as they were written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    spellings = [f"buffer.explorer_input.taskset.path={path}" for path in (tmp_path / "rows", "rows")]
+    before, now = spellings if absolute_first else reversed(spellings)
+    summaries = run_all(tmp_path, before)
+    if recorded == "earlier":
+        for part, summary in zip(loaded(tmp_path), summaries, strict=True):
+            made = summary["made_from"]
+            del made["keys"]
+            for kind in ("settings", "inputs"):
+                firsts = {key: value if isinstance(value, str) else value[0] for key, value in made[kind].items()}
+                made[kind] = firsts
+            write_summary(part, summary)
+    assert finished(loaded(tmp_path, now)) == summaries
+    assert [record for record in caplog.records if record.name == pipeline.log.name] == []
+
+
+def test_a_stage_of_other_settings_names_their_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_all(tmp_path)
+    assert finished(loaded(tmp_path, "model.max_prompt_tokens=99", "buffer.batch_size=3")) == [None, None]
+    [record] = [record for record in caplog.records if record.name == pipeline.log.name]
+    assert isinstance(record.args, tuple)
+    assert {"model.max_prompt_tokens", "buffer.batch_size"} <= set(str(record.args[1]).split(", "))
+    assert "buffer.explorer_input" not in str(record.args[1]).split(", ")
 
 
 def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,37 +23,81 @@ HASHED = 256 << 20
 """Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
 
 
-def made_from(config: Config) -> dict[str, dict[str, str]]:
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda path: os.path.realpath(expanded(path)),
+    lambda path: os.path.relpath(os.path.realpath(expanded(path)), os.path.realpath(".")),
+)
+"""How a path that exists may be written: as it is, absolute, from the current folder. Any of them names the same."""
+
+
+def made_from(config: Config) -> dict[str, dict[str, Any]]:
     """`settings`, which decide what a run makes, and `inputs`, beside which it counts as the same run: sync settings,
-    the contents of data files and plugins. Each is a name → a digest."""
+    the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths in it; an
+    inner section is one setting, and `keys` has each key of it."""
     sections = to_dict(config)
-    settings = dict(_entries({name: sections[name] for name in OUTCOME}))
-    inputs = dict(_entries({"synchronizer": sections["synchronizer"]}))
-    return {"settings": settings, "inputs": inputs | {str(file): _contents(file) for file in _files(config)}}
+    outcome = {name: sections[name] for name in OUTCOME}
+    return {
+        "settings": {name: _digests(value) for name, value in _entries(outcome, 2)},
+        "keys": {name: _digests(value) for name, value in _entries(outcome)},
+        "inputs": {name: _digests(value) for name, value in _entries({"synchronizer": sections["synchronizer"]})}
+        | {str(file): _contents(file) for file in _files(config)},
+    }
 
 
-def differences(before: Any, now: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, whose digests have changed; the kind itself if `before` lacks it."""
+def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
+    """The names of a kind, `settings` or `inputs`, that have changed, and of settings the keys where `before` has them;
+    the kind itself if `before` lacks it."""
     known = before.get(kind) if isinstance(before, dict) else None
     if not isinstance(known, dict):
         return [kind]
-    return [name for name in sorted(known.keys() | now[kind].keys()) if known.get(name) != now[kind].get(name)]
+    changed = _changed(known, now[kind])
+    if kind == "settings" and changed:
+        return _changed(before["keys"], now["keys"]) if "keys" in before else changed
+    return changed
 
 
-def _entries(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of each section by dotted key; an inner section is one entry."""
-    for section, values in sections.items():
-        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
-            text = json.dumps(_normalised(value), sort_keys=True, default=str)
-            yield f"{section}.{name}".rstrip("."), sha256(text.encode()).hexdigest()[:16]
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of which no digest is the same; files are named as they are written now, or as they were."""
+    known, present = ({_place(name): (name, _as_set(value)) for name, value in one.items()} for one in (before, now))
+    pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
+    differing = [new or old for old, new in pairs if old is None or new is None or not old[1] & new[1]]
+    return sorted(one[0] for one in differing if one is not None)
 
 
-def _normalised(value: Any) -> Any:
-    """Equal numbers become the same text: 1024 and 1024.0."""
+def _place(name: str) -> str:
+    return os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110 - Path.exists raises for long text
+
+
+def _as_set(value: str | Sequence[str]) -> set[str]:
+    """Digests as they are recorded: earlier versions record one."""
+    return {value} if isinstance(value, str) else set(value)
+
+
+def _entries(value: Any, depth: int = -1, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is `depth` levels within, or all the way, by dotted key."""
+    inner = value if isinstance(value, dict) else {}
+    if depth < 0 and isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        inner = {f"[{place}]": item for place, item in enumerate(value)}
+    if not inner or depth == 0:
+        yield name, value
+    for key, item in inner.items() if depth else ():
+        yield from _entries(item, depth - 1, f"{name}{key}" if key[:1] == "[" or not name else f"{name}.{key}")
+
+
+def _digests(value: Any) -> list[str]:
+    texts = (json.dumps(_normalised(value, spelled), sort_keys=True, default=str) for spelled in SPELLINGS)
+    return list(dict.fromkeys(sha256(text.encode()).hexdigest()[:16] for text in texts))
+
+
+def _normalised(value: Any, spelled: Callable[[str], str]) -> Any:
+    """Equal numbers become the same text, 1024 and 1024.0, and paths that exist are spelled alike."""
     if isinstance(value, dict):
-        return {name: _normalised(item) for name, item in value.items()}
+        return {name: _normalised(item, spelled) for name, item in value.items()}
     if isinstance(value, list):
-        return [_normalised(item) for item in value]
+        return [_normalised(item, spelled) for item in value]
+    if isinstance(value, str):
+        return spelled(value) if value and os.path.exists(expanded(value)) else value  # noqa: PTH110 - as above
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
