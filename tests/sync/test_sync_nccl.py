@@ -178,7 +178,7 @@ class OnCpu:
 
 
 class Blocking:
-    """`EngineControl` of an engine, in place of Ray's calls."""
+    """A `RayEngine` of an engine, without Ray's calls."""
 
     def __init__(self, engine):
         self.engine = engine

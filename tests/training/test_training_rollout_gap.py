@@ -13,6 +13,7 @@ from raising import raising
 from trinity_core.errors import TrinityError
 from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
+from trinity_core.training.sources import BatchSource
 from trinity_core.training.trainer import Progress, Trainer, check_first_gap
 
 FP8 = {"explorer__rollout_model__extra_engine_args__quantization": "fp8", "cluster__gpu_per_node": 1}
@@ -51,7 +52,9 @@ def test_the_gap_of_the_first_update_ends_the_run(make_config, algorithm, steps_
     config = make_config(algorithm, algorithm__max_rollout_gap=0.1, **overrides)
     ranks = join(0, 1, *meeting_point(), use_gpu=False)
     progress = Progress(0, 9, "ready", 0)
-    trainer = Trainer(config, Learner(config, 9, ranks), ranks, None, None, SimpleNamespace(), progress, Event())
+    trainer = Trainer(
+        config, Learner(config, 9, ranks), ranks, BatchSource(), None, SimpleNamespace(), progress, Event()
+    )
     for step in range(1, steps_before + 1):
         trainer.update(make_batch(step))
     trainer.update([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,13 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
     if config.mode == "bench":
         return summary_of_scores(config, time.monotonic() - attempt.began)
     step = latest_whole(config.job_dir) or 0
-    scores = valid_scores(config)
     curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
-    summary: dict[str, Any] = {
-        "project": config.project,
-        "name": config.name,
-        "step": step,
-        "scores": {f"step {step}": value for step, value in scores.items()},
-        "score": scores.get(step),
-        "evaluation": evaluation_of(config, step),
+    summary = _scored(config, step, valid_scores(config), time.monotonic() - attempt.began) | {
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
         "hf_dir": str(attempt.huggingface_folder(step)) if step and not config.explores_alone else None,
         "tracking": attempt.tracking_link(),
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
-        "seconds": round(time.monotonic() - attempt.began, 2),
         "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
         "results": results,
@@ -63,23 +56,28 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
     """All scores of the run, by step; `score` is the latest. That of an external model is also written."""
     scores = valid_scores(config)
-    latest = max(scores, default=0)
-    summary: dict[str, Any] = {
-        "project": config.project,
-        "name": config.name,
-        "step": latest,
-        "scores": {f"step {step}": value for step, value in scores.items()},
-        "score": scores.get(latest),
-        "evaluation": evaluation_of(config, latest),
+    summary = _scored(config, max(scores, default=0), scores, seconds) | {
         "checkpoint_dir": str(config.job_dir),
         "hf_dir": None,
         "tracking": str(config.job_dir / "monitor" / "metrics.jsonl"),
-        "seconds": round(seconds, 2),
     }
     if external := config.external_model:
         summary["external_model"] = {"base_url": external.base_url, "model_name": external.model_name}
         write_summary(config, summary)
     return summary
+
+
+def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: float) -> dict[str, Any]:
+    """What every summary has: whose it is, the score of `step`, and those of all steps."""
+    return {
+        "project": config.project,
+        "name": config.name,
+        "step": step,
+        "scores": {f"step {place}": value for place, value in scores.items()},
+        "score": scores.get(step),
+        "evaluation": evaluation_of(config, step),
+        "seconds": round(seconds, 2),
+    }
 
 
 def summary_text(summary: dict[str, Any]) -> str:

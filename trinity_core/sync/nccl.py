@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import engine_name
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trinity_core.config import Config
+    from trinity_core.sync.nccl_transfer import NcclSender
     from trinity_core.sync.versions import TrainerRank, WeightVersions
     from trinity_core.sync.weight_check import WeightCheck
 
@@ -63,18 +64,6 @@ class PushedVersions(MemoryVersions):
         return super().rewind(-1)
 
 
-class Sender(Protocol):
-    """What `PushPublisher` needs of `NcclSender`."""
-
-    def copy(self) -> None:
-        """Copy the present weights to the host, where a resumed run may need them. Collective."""
-
-    def send(
-        self, version: int, check: WeightCheck | None = None, kept: dict[str, Tensor] | None = None
-    ) -> None:  # fmt: skip
-        """Push the present weights into the engines and announce them; `kept` ones instead, on rank 0. Collective."""
-
-
 class PushPublisher:
     """Publishes by pushing each version into the engines."""
 
@@ -82,7 +71,7 @@ class PushPublisher:
         self,
         versions: WeightVersions,
         trainer: TrainerRank,
-        connect: Callable[[], Sender],
+        connect: Callable[[], NcclSender],
         timeout: float,
         dtype: str = "bfloat16",
     ) -> None:
@@ -91,7 +80,7 @@ class PushPublisher:
         self._connect = connect
         self._timeout = timeout
         self._dtype = dtype
-        self._sender: Sender | None = None
+        self._sender: NcclSender | None = None
 
     def publish(self, version: int, check: WeightCheck) -> None:
         """See `WeightPublisher`. Nothing is sent if the run is asked to stop before the explorers wait for `version`.
@@ -145,7 +134,7 @@ def engine_dtype(config: Config) -> str:
     return dtype_of(config.explorer.rollout_model.dtype, on_gpu=True)
 
 
-def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> Sender:
+def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> NcclSender:
     """Join rank 0 and the engines' workers in an NCCL group. Collective. Needs GPUs and Ray."""
     from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights, find_engines
 

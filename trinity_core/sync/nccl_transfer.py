@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import own_address, reserve_port
 from trinity_core.errors import TransientFault, on_failure
@@ -35,46 +35,26 @@ BUFFER_BYTES = 256 << 20
 """Of each of the two buffers through which weights go, on either side. vLLM's default of 1 GiB takes 2 of 24 GiB."""
 
 
-class EngineControl(Protocol):
-    """Four calls of one engine; each returns once the engine is done. `AsyncLLM` has methods of the same names."""
-
-    def init_weight_transfer_engine(self, init_info: Payload) -> None:
-        """Join the NCCL group."""
-
-    def start_weight_update(self) -> None:
-        """Make ready to receive."""
-
-    def update_weights(self, update_info: Payload) -> None:
-        """Receive what the trainer broadcasts."""
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put the received weights in use."""
-
-
 class RayEngine:
-    """`EngineControl` of a Ray actor whose methods have the same names and take plain values."""
+    """The four calls with which an engine receives weights, of a Ray actor: `init_weight_transfer_engine(init_info)`,
+    `start_weight_update()`, `update_weights(update_info)` and `finish_weight_update(weight_version)`.
+
+    Each returns once the engine is done. `AsyncLLM` has methods of the same names.
+    """
 
     def __init__(self, handle: Any, timeout: float) -> None:
         self._handle = handle
         self._timeout = timeout
 
-    def init_weight_transfer_engine(self, init_info: Payload) -> None:
-        self._call("init_weight_transfer_engine", self._handle.init_weight_transfer_engine.remote(init_info))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """The actor's method of this name. It raises TransientFault if the engine is lost or does not answer."""
+        return partial(self._call, name)
 
-    def start_weight_update(self) -> None:
-        self._call("start_weight_update", self._handle.start_weight_update.remote())
-
-    def update_weights(self, update_info: Payload) -> None:
-        self._call("update_weights", self._handle.update_weights.remote(update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call("finish_weight_update", self._handle.finish_weight_update.remote(weight_version))
-
-    def _call(self, name: str, reference: Any) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         import ray
 
         try:
-            ray.get(reference, timeout=self._timeout)
+            ray.get(getattr(self._handle, name).remote(*arguments), timeout=self._timeout)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
             raise TransientFault(f"an engine did not answer {name} during weight sync: {error}") from error
 
@@ -82,7 +62,7 @@ class RayEngine:
 class EngineGroup:
     """Several engines as the single client that vLLM's trainer side calls; each call goes to all engines at once."""
 
-    def __init__(self, engines: Sequence[EngineControl], workers: int) -> None:
+    def __init__(self, engines: Sequence[RayEngine], workers: int) -> None:
         if not engines or workers < 1:
             raise ValueError(f"a group needs engines with workers, got {len(engines)} engines of {workers}")
         self.engines = list(engines)

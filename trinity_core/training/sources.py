@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole, read_meta, update_meta
 from trinity_core.config.resolve import replay_args, shares
@@ -51,38 +51,49 @@ CHANGED = "buffer.train_batch_size or repeat_times has changed: train steps afte
 SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_read_timeout); %s"
 
 
-class BatchSource(Protocol):
-    """Gives the batch of each step; after a resume, the same step gets the same batch."""
+class BatchSource:
+    """Gives the batch of each step; after a resume, the same step gets the same batch.
+
+    This one gives none and knows no explorers: that of all ranks but the first, which sends them its batches.
+    """
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended.
 
         `tell` is called now and then with what is waited for, in words.
         """
+        return None
 
     def present(self, total_steps: int) -> AbstractContextManager[None]:
         """Within this context explorers see that a trainer of this many steps is at work."""
+        return nullcontext()
 
     def end(self) -> None:
         """Record for later explorers that the trainer has ended before its last step."""
 
     def untrained_rows(self) -> int:
-        """Rows in the queue."""
+        """Rows in the queue; a data set is not used up."""
+        return 0
 
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
         """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
+        return {}
 
     def rewind(self, step: int) -> None:
-        """Rewind to checkpoint `step`."""
+        """Rewind to checkpoint `step`. Raises DataError if data or its order changed, so that rows after `step` would
+        repeat or be skipped."""
 
     def explorer_steps(self) -> dict[str, int]:
         """The last step of each explorer, by its name."""
+        return {}
 
     def awaited(self, version: int) -> bool:
         """True if all explorers wait for weights of `version`."""
+        return True
 
     def explored(self) -> int:
         """The last explore step of the run's own explorer that is stored."""
+        return 0
 
     def before_save(self, step: int) -> None:
         """Make the batches up to `step` durable: the checkpoint that depends on them is about to be committed."""
@@ -91,7 +102,7 @@ class BatchSource(Protocol):
         """Called when the checkpoint of `step` is committed; `oldest` is the oldest one that is kept."""
 
 
-class SupervisedSource:
+class SupervisedSource(BatchSource):
     """Data sets of given answers or pairs; their order is a pure function of `order` and the step."""
 
     def __init__(self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = ()) -> None:
@@ -115,47 +126,17 @@ class SupervisedSource:
         """The `rows` experiences of `step`."""
         return None if stop() else self.data.batch(step, self.rows)
 
-    def present(self, total_steps: int) -> AbstractContextManager[None]:
-        """Nothing to do: a supervised run has no explorers."""
-        return nullcontext()
-
-    def end(self) -> None:
-        """Nothing to do: a supervised run has no explorers."""
-
-    def untrained_rows(self) -> int:
-        """0: a data set is not used up."""
-        return 0
-
-    def contributions(self, step: int | None = None) -> dict[str, Contribution]:
-        """None: there are no explorers."""
-        return {}
-
     def rewind(self, step: int) -> None:
-        """Raises DataError if the data or its order changed, so that rows after `step` would repeat or be skipped."""
+        """Check that the order is still the same."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
-
-    def explorer_steps(self) -> dict[str, int]:
-        """None: there are no explorers."""
-        return {}
-
-    def awaited(self, version: int) -> bool:
-        """True: a supervised run has no explorers."""
-        return True
-
-    def explored(self) -> int:
-        """0: a supervised run has no explorers."""
-        return 0
 
     def before_save(self, step: int) -> None:
         """Record the settings that the order depends on; all checkpoints of a run share them."""
         update_meta(self.meta, order=self.order)
 
-    def commit(self, step: int, oldest: int) -> None:
-        """Nothing to do."""
 
-
-class RolloutSource:
+class RolloutSource(BatchSource):
     """The experience store, with expert data if the sampling strategy takes some."""
 
     def __init__(self, config: Config, expert: ExpertSource | None, order: Mapping[str, Any] | None = None) -> None:
@@ -237,10 +218,7 @@ class RolloutSource:
         return self.store.contributions(step)
 
     def rewind(self, step: int) -> None:
-        """Return later batches to the queue and drop rows that newer policies sampled.
-
-        Raises DataError if expert data or its order changed, so that its rows would repeat or be skipped.
-        """
+        """Return later batches to the queue and drop rows that newer policies sampled."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
         warn_of_lost(self.store.rewind(step))

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from threading import Event
 from typing import Any
@@ -101,7 +101,7 @@ class Trainer:
     """One rank of a trainer that is ready for the step after `progress.step`."""
 
     def __init__(
-        self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource | None, publisher: Publisher | None,
+        self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource, publisher: Publisher | None,
         savepoints: Savepoints, progress: Progress, stopping: Event, gpu: SharedGpu | None = None,
     ) -> None:  # fmt: skip
         """`gpu`: where an engine shares it; held now."""
@@ -207,11 +207,10 @@ class Trainer:
         self.savepoints.writer.close()
         progress.saved_step = progress.step
         progress.state = "stopped" if self._ended == "stopped" else "done"
-        if progress.state == "done" and self.source is not None:
+        if progress.state == "done":
             self._untrained = self.source.untrained_rows()
-        if self.source is not None:
-            self._explorers = {name: asdict(contribution) for name, contribution in self.source.contributions().items()}
-        if self._ended == "no more experiences" and self.source is not None:
+        self._explorers = {name: asdict(contribution) for name, contribution in self.source.contributions().items()}
+        if self._ended == "no more experiences" and self.ranks.first:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
         if self._signal.flat_groups:
@@ -222,7 +221,7 @@ class Trainer:
 
     def present(self) -> AbstractContextManager[None]:
         """Within this context explorers know that the trainer is at work."""
-        return nullcontext() if self.source is None else self.source.present(self.progress.total_steps)
+        return self.source.present(self.progress.total_steps)
 
     def summary(self) -> dict[str, object]:
         """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
@@ -250,8 +249,7 @@ class Trainer:
             return None
         drawn = None
         try:
-            if self.source is not None:
-                drawn = self.source.draw(step, self._without_batch, self._tell)
+            drawn = self.source.draw(step, self._without_batch, self._tell)
         except TransientFault as fault:
             self._fault = fault
         self.progress.waits = ""
@@ -298,7 +296,7 @@ class Trainer:
 
     def _by_explorer(self) -> dict[str, float]:
         """Rows of the step's batch and their mean staleness, by explorer."""
-        contributions = self.source.contributions(self.progress.step) if self.source is not None else {}
+        contributions = self.source.contributions(self.progress.step)
         rows = {f"rows/{name}": float(contribution.rows) for name, contribution in contributions.items()}
         return rows | {
             f"staleness/{name}": part.staleness for name, part in contributions.items() if part.staleness is not None
@@ -319,13 +317,11 @@ class Trainer:
         def before_named() -> None:
             if self.metrics is not None:
                 self.metrics.flush()
-            if self.source is not None:
-                self.source.before_save(step)
+            self.source.before_save(step)
 
         def after_named() -> None:
             self.progress.saved_step = step
-            if self.source is not None:
-                self.source.commit(step, self.savepoints.oldest())
+            self.source.commit(step, self.savepoints.oldest())
 
         last = step == self.progress.total_steps
         self.savepoints.save(self.learner, step, self.publisher, last, before_named, after_named)
@@ -365,7 +361,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     ranks = join(rank, world_size, *master, use_gpu=uses_gpu())
     torch.manual_seed(config.seed)
     source = open_first(config, ranks)
-    total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
+    total = int(broadcast_bytes(str(total_steps(config, source)).encode() if ranks.first else None, ranks))
     gpu = _shared_gpu(config, stopping)
     learner = Learner(config, total, ranks)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
@@ -379,8 +375,8 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
         _note_algorithm(config, step)
     if publisher is not None:
         publisher.rewind(step)
-    if source is not None:
-        source.rewind(step)
+    source.rewind(step)
+    if ranks.first:
         metrics_file.rewind(config.job_dir, step, source.explorer_steps)
     if publisher is not None:
         publisher.resume(step, savepoints.layout.step(step))
@@ -412,27 +408,15 @@ def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
     return gpu
 
 
-def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:
-    explorers_wait = source.awaited if source is not None else _never
-    weights = policy_weights(config, learner)
-    trainer = trainer_rank(weights, learner.ranks, explorers_wait, stopping.is_set)
+def _open_publisher(config: Config, learner: Learner, source: BatchSource, stopping: Event) -> Publisher:
+    trainer = trainer_rank(policy_weights(config, learner), learner.ranks, source.awaited, stopping.is_set)
     versions = run_versions(config)
-    explored = source.explored if source is not None else _nothing
-    return Publisher(config, learner, versions, versions.publisher(config, trainer), explored)
+    return Publisher(config, learner, versions, versions.publisher(config, trainer), source.explored)
 
 
-def _never(version: int) -> bool:
-    """On ranks other than the first, which alone asks."""
-    return False
-
-
-def _nothing() -> int:
-    return 0
-
-
-def open_first(config: Config, ranks: Ranks) -> BatchSource | None:
-    """The data, on rank 0 alone."""
+def open_first(config: Config, ranks: Ranks) -> BatchSource:
+    """The data, on rank 0 alone; the others draw none."""
     if not ranks.first:
-        return None
+        return BatchSource()
     pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2
     return open_source(config, "preferences" if pairs else "demonstrations")
