@@ -92,7 +92,6 @@ def _unread(config: Config) -> list[str]:
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
-        f"{PIPELINE}.num_process": config.written(f"{PIPELINE}.num_process") is not None,
     }
     taken = monitor_arguments(config.monitor.monitor_type)
     unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
