@@ -128,6 +128,22 @@ def test_an_endpoint_that_never_answers_is_given_up() -> None:
     assert isinstance(errors[-1], TransientFault)
 
 
+def test_an_endpoint_that_answers_no_longer_is_given_up() -> None:
+    with serving(lambda number, _: Reply() if number in (0, GIVE_UP) else Reply("oops", 500)) as server:
+        answers = ask(endpoint(server.url, max_retry_times=0, requests_at_once=1), 2 * GIVE_UP + 1)
+    answered = [number for number, answer in enumerate(answers) if isinstance(answer, Answer)]
+    given_up = [number for number, answer in enumerate(answers) if isinstance(answer, TransientFault)]
+    assert (answered, given_up) == ([0, GIVE_UP], [2 * GIVE_UP])
+
+
+def test_failures_beside_an_answer_do_not_add_up() -> None:
+    """Those of requests that are too hard for an endpoint which answers others."""
+    with serving(lambda number, _: Reply("oops", 500, seconds=1.0) if number else Reply(seconds=0.5)) as server:
+        asked = endpoint(server.url, max_retry_times=0, requests_at_once=2 * GIVE_UP)
+        answers = ask(asked, 2 * GIVE_UP)
+    assert sorted(type(one).__name__ for one in answers) == ["Answer"] + ["Unanswered"] * (2 * GIVE_UP - 1)
+
+
 def test_no_more_requests_in_flight_than_allowed() -> None:
     with serving(lambda *_: Reply(seconds=0.05)) as server:
         answers = ask(endpoint(server.url, requests_at_once=3), 12)

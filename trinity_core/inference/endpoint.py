@@ -1,8 +1,8 @@
 """An external OpenAI-compatible endpoint, asked by the `openai` client, with time limits, retries and honest failure.
 
-A request that fails for good raises `Unanswered` and costs one answer. An endpoint that is down, or that answers none
-of its first requests, is a `TransientFault`; one that refuses all requests (a wrong key, an unknown model) an
-`EndpointError`. Each names the endpoint. The key is sent as a header and appears nowhere else.
+A request that fails for good raises `Unanswered` and costs one answer. An endpoint that is down, or that answers
+nothing while `GIVE_UP` requests are made, is a `TransientFault`; one that refuses all requests (a wrong key, an
+unknown model) an `EndpointError`. Each names the endpoint. The key is sent as a header and appears nowhere else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_KEY = "none"
 """The key of an endpoint that has none, since clients insist on one."""
 CONNECT_SECONDS = 20.0
 GIVE_UP = 8
-"""Requests that fail for good, before any is answered, until the endpoint counts as broken."""
+"""Requests that fail for good, with no answer to any request meanwhile, until the endpoint counts as broken."""
 SHOWN = 300
 """Characters of a refusal's body that are shown."""
 
@@ -110,6 +110,7 @@ class Endpoint:
     """Attempts that were made again."""
     _answered: int = 0
     _failed: int = 0
+    """Requests since the last answer, made after it, that failed for good."""
     _client: AsyncOpenAI | None = None
     _free: asyncio.Semaphore | None = None
     """Requests that may be sent now."""
@@ -146,6 +147,7 @@ class Endpoint:
                 await asyncio.sleep(pause)
             else:
                 self._answered += 1
+                self._failed = 0
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
@@ -206,11 +208,14 @@ class Endpoint:
         if fault.status in REFUSED or (fault.status in REFUSED_AT_FIRST and not self._answered):
             keys = f"base_url, model_name and api_key_env of {self.section}"
             return EndpointError(f"{self} refuses every request: {fault}. Check {keys}.")
-        self._failed += 1
-        if not fault.met and self._answered == answered:
-            return TransientFault(f"{self} cannot be reached: {fault}")
-        if fault.again and not self._answered and self._failed >= GIVE_UP:
-            return TransientFault(f"{self} has answered none of {self._failed} requests; the last one: {fault}")
+        if self._answered == answered and fault.again:
+            if not fault.met:
+                return TransientFault(f"{self} cannot be reached: {fault}")
+            self._failed += 1
+            if self._failed >= GIVE_UP:
+                return TransientFault(
+                    f"{self} answered nothing while {self._failed} requests failed; the last: {fault}"
+                )
         return Unanswered(f"{self} did not answer in {attempts} attempt{'s' * (attempts > 1)}: {fault}")
 
     def _pause(self, attempt: int) -> float:
