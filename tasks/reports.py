@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -132,7 +131,7 @@ class LiveReport(ProgressReport):
                 return
             self._reporting.result()
         report = partial(show_if_possible, super().report_if_due, needs_api=False)
-        self._reporting = DaemonThreads("report").submit(copy_context().run, report)
+        self._reporting = DaemonThreads("report").submit(report)
 
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the summary and the learning curve."""

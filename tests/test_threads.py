@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 import threading
+from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
 import pytest
 
-from trinity_core.threads import DaemonThreads
+from trinity_core.threads import DaemonThreads, InterruptibleThreads
 
 WAITS_FOR_EVER = """
 import threading
@@ -27,6 +28,19 @@ def test_results_and_errors_come_from_the_future() -> None:
     assert threads.submit(lambda: threading.current_thread().name).result(5) == "named"
     with pytest.raises(ZeroDivisionError):
         threads.submit(divmod, 7, 0).result(5)
+
+
+@pytest.mark.parametrize("kind", [DaemonThreads, InterruptibleThreads])
+def test_calls_have_a_copy_of_the_callers_context(kind: type[DaemonThreads]) -> None:
+    variable: ContextVar[int] = ContextVar("variable")
+    variable.set(1)
+
+    def call() -> int:
+        before = variable.get()
+        variable.set(2)
+        return before
+
+    assert kind("named").submit(call).result(5) == 1 and variable.get() == 1
 
 
 def test_many_run_at_once() -> None:

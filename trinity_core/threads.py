@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread, get_ident, local
@@ -28,7 +29,8 @@ Loop = asyncio.AbstractEventLoop
 
 
 class DaemonThreads(Executor):
-    """An executor that gives every call its own daemon thread. Its users bound how many there are at once."""
+    """An executor that gives every call its own daemon thread, with the caller's context variables. Its users bound how
+    many there are at once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,8 +38,12 @@ class DaemonThreads(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn` in a new thread."""
         future: Future[T] = Future()
-        Thread(target=_answer, args=(future, fn, args, kwargs), name=self.name, daemon=True).start()
+        self._begin(future, fn, *args, **kwargs)
         return future
+
+    def _begin(self, future: Future[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        answer = (_answer, future, fn, args, kwargs)
+        Thread(target=copy_context().run, args=answer, name=self.name, daemon=True).start()
 
 
 class Interrupted(BaseException):
@@ -62,7 +68,7 @@ class InterruptibleThreads(DaemonThreads):
             _thread.call = future
             return fn(*args, **kwargs)
 
-        Thread(target=_answer, args=(future, call, (), {}), name=self.name, daemon=True).start()
+        self._begin(future, call)
         return future
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from endpoint_server import Reply, completion, serving
 from raising import raising
 
+from trinity_core.compat.workflow import PlayedWorkflow
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
@@ -24,10 +27,12 @@ from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.run import explore
 from trinity_core.store.run_store import open_run_store
-from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
+from trinity_core.threads import call_in
+from trinity_core.workflows import WORKFLOWS, AgentWorkflow, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rewards.models import ModelRewards
 
 TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
+ROW = partial(Experience, np.arange(4), 2, np.ones(2, bool))
 
 
 def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorithm="grpo", **buffer):
@@ -160,8 +165,8 @@ def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_the_queue_of_a_judge_is_no_part_of_a_workflows_time(tiny_folders, tmp_path, monkeypatch, plain):
+@pytest.mark.parametrize("kind", ["coroutine", "plain", "agent", "ported"])
+def test_the_queue_of_a_judge_is_no_part_of_a_workflows_time(tiny_folders, tmp_path, monkeypatch, kind):
     """Eight answers of half a second wait for each other, and a workflow may take 3 s."""
     import openai  # noqa: F401 - which takes a second
 
@@ -170,19 +175,37 @@ def test_the_queue_of_a_judge_is_no_part_of_a_workflows_time(tiny_folders, tmp_p
             return self.rows(await self.rewards.score("llm_judge", [item]))
 
         def rows(self, rewards):
-            return [Experience(np.arange(4), 2, np.ones(2, bool), reward=reward.value) for reward in rewards]
+            return [ROW(reward=reward.value) for reward in rewards]
 
     class JudgedPlain(Judged):
         def run(self):
             return self.rows(self.rewards.score_sync("llm_judge", [item]))
 
+    class JudgedAgent(AgentWorkflow):
+        def rollout(self, session, run):
+            return self.rewards.score_sync("llm_judge", [item])[0].value
+
+    class JudgedPorted(PlayedWorkflow):
+        def _object(self, loop, run):
+            return SimpleNamespace(repeatable=True)
+
+        def _play(self, loop, run, flow):
+            rewards = call_in(loop, self.rewards.score("llm_judge", [item]))
+            return [ROW(reward=reward.value) for reward in rewards]
+
+    class Sessions:
+        @contextmanager
+        def session(self, run=0):
+            yield SimpleNamespace(experiences=lambda reward, **_: [ROW(reward=reward)])
+
     async def main():
         loops = WorkflowLoops()
         rewards = ModelRewards(RewardPool(1), Judges(config_of(tiny_folders, tmp_path), {}, {}, loops))
         tasks = [Task(i, {}, "set", "judged", group=f"g{i}") for i in range(8)]
-        return await TaskRunner(None, rewards, 8, 3.0, loops=loops).run(tasks)
+        return await TaskRunner(Sessions(), rewards, 8, 3.0, loops=loops).run(tasks)
 
-    monkeypatch.setitem(WORKFLOWS, "judged", JudgedPlain if plain else Judged)
+    kinds = {"coroutine": Judged, "plain": JudgedPlain, "agent": JudgedAgent, "ported": JudgedPorted}
+    monkeypatch.setitem(WORKFLOWS, "judged", kinds[kind])
     with serving(lambda *_: Reply(completion('{"rating": 10}'), seconds=0.5)) as server:
         item = RewardItem("a", args={"base_url": server.url, "model_name": "judge", "requests_at_once": 1})
         outcomes = asyncio.run(main())

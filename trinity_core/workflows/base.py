@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import inspect
 import logging
@@ -11,7 +10,6 @@ import math
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -100,8 +98,7 @@ async def run_workflow(
     if inspect.iscoroutinefunction(workflow.run):
         experiences = await workflow.run()
     else:
-        in_context = partial(contextvars.copy_context().run, workflow.run)
-        experiences = await asyncio.get_running_loop().run_in_executor(threads, in_context)
+        experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
     if not experiences:
         raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
     if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):
