@@ -14,7 +14,11 @@ from types import TracebackType
 class BusyTimer:
     """Adds up the time in which at least one `with` block of it was open, of any thread."""
 
+    is_over: bool
+    """True once what the timer measures is given up: nobody waits any longer for what its blocks wait for."""
+
     def __init__(self) -> None:
+        self.is_over = False
         self._lock = threading.Lock()
         self._open = 0
         self._since = 0.0

@@ -22,6 +22,7 @@ from trinity_core.inference.requests import Sampling
 from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowLoops, WorkflowTimeout
+from trinity_core.timing import uncounted
 from trinity_core.workflows import WORKFLOWS, RewardItem, RewardPool, Workflow
 from trinity_core.workflows.rollout_model import Completion
 
@@ -196,6 +197,35 @@ def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
     good, bad = asyncio.run(main())
     assert bad.failed and (good.failed, good.retries) == (False, 0)
     assert [(one.run, int(one.tokens[-1])) for one in good.experiences] == [(0, 3), (1, 4)]
+
+
+def test_what_a_blocked_start_still_waits_for_is_not_subtracted_from_the_next_ones_time(monkeypatch):
+    starts = []
+
+    class Waiting(Scripted):
+        async def run(self):
+            starts.append(uncounted())
+            if len(starts) == 1:
+                starts[0].__enter__()  # as a thread that goes on
+            await asyncio.sleep(3600)
+
+    class Blocking(Scripted):
+        async def run(self):
+            while not starts:
+                await asyncio.sleep(0.01)
+            time.sleep(3600)
+
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    monkeypatch.setitem(WORKFLOWS, "waiting", Waiting)
+    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
+    tasks = [Task(i, {}, "set", name, group=name) for i, name in enumerate(("waiting", "blocking"))]
+
+    async def main():
+        return await asyncio.wait_for(TaskRunner(None, RewardPool(1), 8, 1.0).run(tasks), 30)
+
+    assert [type(outcome.error) for outcome in asyncio.run(main())] == [WorkflowTimeout] * 2
+    assert len(starts) == 2 and starts[0].is_over
 
 
 def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):

@@ -28,7 +28,7 @@ from trinity_core.inference.requests import Sampling
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import one_answer_each
 from trinity_core.threads import DaemonThreads
-from trinity_core.timing import BusyTimer
+from trinity_core.timing import UNCOUNTED, BusyTimer
 from trinity_core.workflows import ENVIRONMENTS, WORKFLOWS, EnvironmentFailed, RewardPool, Workflow, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.workflow import EnvArguments, opened, seed_of
@@ -319,6 +319,58 @@ def test_a_free_process_is_found_by_who_waits_for_it(odd):
         HOSTS.give(taken[place], True)
         assert waiting[place].result(60) is taken[place]
         HOSTS.give(taken[place], False)
+
+
+@pytest.mark.parametrize("turn_has_come", [False, True])
+def test_process_of_a_rollout_given_up_while_it_waits_is_free(odd, turn_has_come):
+    where, queueing = Where(odd, odd), BusyTimer()
+    first = HOSTS.take(where, 60.0, 1, 1.0)
+
+    async def waits():
+        UNCOUNTED.set(queueing)
+        async with opened(EnvArguments(environment=odd, processes=1), {}):
+            raise AssertionError("it is cancelled")
+
+    async def main():
+        waiting = asyncio.create_task(waits())
+        while not queueing.seconds:
+            await asyncio.sleep(0.01)
+        if turn_has_come:  # which the loop does not hear of before it is closed
+            HOSTS.give(first, True)
+            wait_until_closed(queueing)
+        waiting.cancel()
+        await asyncio.sleep(0)  # the rollout's last turn
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    wait_until_closed(queueing)
+    if not turn_has_come:
+        HOSTS.give(first, True)
+    assert HOSTS.take(where, 60.0, 1, 5.0) is first
+    HOSTS.give(first, False)
+
+
+def wait_until_closed(timer):
+    """Until none of the timer's blocks is open."""
+    deadline = time.monotonic() + 20
+    while timer.seconds != timer.seconds:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rollout_of_an_attempt_that_is_over_takes_no_process(odd):
+    where, queueing = Where("odd", odd), BusyTimer()
+    first = HOSTS.take(where, 10.0, 1, 1.0)
+    waiting = DaemonThreads("rollout").submit(HOSTS.take, where, 10.0, 1, 600.0, queueing)
+    while not queueing.seconds:
+        time.sleep(0.01)
+    queueing.is_over = True
+    HOSTS.give(first, True)
+    with pytest.raises(EnvironmentFailed):
+        waiting.result(20)
+    assert HOSTS.take(where, 10.0, 1, 1.0) is first
+    HOSTS.give(first, False)
 
 
 def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):

@@ -182,20 +182,22 @@ class TaskRunner:
     async def _attempt(self, outcome: Outcome) -> None:
         """Run the task's workflow once. Faults of the run are raised.
 
-        A start that another workflow blocked is repeated with a new model: what it recorded does not count.
+        A start that another workflow blocked is repeated with a new model and timers: what it recorded, and what it
+        still waits for, does not count.
         """
         began = time.time()
         model: Any = None
         rewards = AttemptRewards(self.rewards, self.loops.outside)
 
         def start() -> Coroutine[Any, Any, list[Experience]]:
-            nonlocal model
+            nonlocal model, rewards
             _end(model, outcome, succeeded=False)
-            model = self._model(outcome.task)
+            rewards.uncounted.is_over = True
+            model, rewards = self._model(outcome.task), AttemptRewards(self.rewards, self.loops.outside)
             return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
 
         try:
-            experiences = await self.loops.run(start, self.timeout, rewards.uncounted)
+            experiences = await self.loops.run(start, self.timeout, lambda: rewards.uncounted)
             _set_temperature(outcome.task, experiences)
             outcome.experiences, outcome.error = experiences, None
         except (TransientFault, WeightSyncError, EndpointError, RewardError):
@@ -205,6 +207,7 @@ class TaskRunner:
             if self.api is not None:  # an agent hears of lost engines by an answer of the server
                 self.api.pool.check()
         finally:
+            rewards.uncounted.is_over = True
             outcome.span = (began, time.time())
             _end(model, outcome, succeeded=outcome.error is None)
 

@@ -50,12 +50,15 @@ class WorkflowLoops:
     _freeing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(
-        self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float, uncounted: BusyTimer | None = None
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float,
+        uncounted: Callable[[], BusyTimer] = BusyTimer,
     ) -> T:
         """What a workflow returns. Raises what it raises, and `WorkflowTimeout` if it takes longer than `seconds`.
 
-        The time of `uncounted` is not the workflow's own. It must not depend on the workflows' loop, which may be
-        blocked.
+        The time of `uncounted()` is not the workflow's own: the timer of the last `work()`, since one that was left
+        behind may keep its own open.
 
         Workflows that begin in one turn of the caller's loop begin in one turn of theirs.
         """
@@ -63,7 +66,7 @@ class WorkflowLoops:
             lane = self._lane()
             call = lane.inward.call(work())
             try:
-                in_time = await self._wait(lane, call, seconds, uncounted or BusyTimer())
+                in_time = await self._wait(lane, call, seconds, uncounted())
                 if not in_time:
                     call.cancel()
                     await lane.ping(CANCEL_SECONDS)

@@ -5,6 +5,7 @@ that it started if it hangs.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from collections import Counter
@@ -28,10 +29,14 @@ from trinity_core.workflows.environments.protocol import (
     missing,
 )
 
+log = logging.getLogger(__name__)
+
 MOST_BYTES = 16 << 20
 """Longest reply."""
 SHOWN = 300
 """Last characters of the process's output in messages."""
+SILENT_SECONDS = 300.0
+"""Seconds that a rollout waits for a process until the log says so."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +133,25 @@ class Hosts:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(
-        self, where: Where, time_limit: float, most: int, patience: float, queueing: BusyTimer | None = None
+        self,
+        where: Where,
+        time_limit: float,
+        most: int,
+        patience: float,
+        queueing: BusyTimer | None = None,
+        given_up: threading.Event | None = None,
     ) -> ProcessEnvironment:
         """A process that serves this environment, of which there are never more than `most`; `make` it.
 
         Rollouts wait their turn, `queueing` being open, while others give processes back. Raises EnvironmentFailed if
-        none does for `patience` seconds.
+        none does for `patience` seconds, or if it is `given_up` (`give_up`), or `queueing` over, before its turn.
         """
-        with self._changed, (queueing or BusyTimer()) if self._used[where] >= most else nullcontext():
-            while self._used[where] >= most:
-                if not self._changed.wait(patience):
-                    raise EnvironmentFailed(
-                        f"all {most} processes of environment '{where.name}' were in use for {patience:g} s, and no "
-                        "rollout ended: raise workflow_args.processes, or lower max_turns or time_limit"
-                    )
+        given_up, queueing = given_up or threading.Event(), queueing or BusyTimer()
+        with self._changed, queueing if self._used[where] >= most else nullcontext():
+            while self._used[where] >= most and not given_up.is_set():
+                self._wait(where, most, patience)
+            if given_up.is_set() or queueing.is_over:
+                raise EnvironmentFailed(f"nobody waits any longer for a process of environment '{where.name}'")
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None
@@ -152,6 +162,12 @@ class Hosts:
             if kept is not None:
                 kept.close()
             return ProcessEnvironment(where, time_limit)
+
+    def give_up(self, given_up: threading.Event) -> None:
+        """End the `take` that was called with `given_up`, unless its turn has come."""
+        with self._changed:
+            given_up.set()
+            self._changed.notify_all()
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
         """Take a process back; one that is not to be used again is ended.
@@ -174,6 +190,20 @@ class Hosts:
             self.idle.clear()
         for one in ended:
             one.close()
+
+    def _wait(self, where: Where, most: int, patience: float) -> None:
+        """Wait for a change. Raises EnvironmentFailed if there is none for `patience` seconds."""
+        silent = min(SILENT_SECONDS, patience)
+        if self._changed.wait(silent):
+            return
+        if silent < patience:
+            log.warning("environment '%s': a rollout has waited %g s for one of %d processes", where.name, silent, most)
+            if self._changed.wait(patience - silent):
+                return
+        raise EnvironmentFailed(
+            f"all {most} processes of environment '{where.name}' were in use for {patience:g} s, and no "
+            "rollout ended: raise workflow_args.processes, or lower max_turns or time_limit"
+        )
 
     def _release(self, where: Where) -> None:
         with self._changed:

@@ -8,8 +8,10 @@ import logging
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -20,7 +22,7 @@ from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError, InputError, TrinityError, faults_text
 from trinity_core.signatures import Arguments
-from trinity_core.threads import InterruptibleThreads
+from trinity_core.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.timing import uncounted
 from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
@@ -242,14 +244,15 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
         target = arguments.environment if registered is None else target_of(registered, arguments.python is None)
         where = Where(arguments.environment, target, arguments.python or sys.executable)
         columns = {} if registered else raw
-        taking = asyncio.get_running_loop().run_in_executor(
-            InterruptibleThreads("environment"),
-            HOSTS.take, where, arguments.time_limit, arguments.processes, PATIENCE, uncounted(),
-        )  # fmt: skip
+        given_up = Event()
+        taking = DaemonThreads("environment").submit(
+            HOSTS.take, where, arguments.time_limit, arguments.processes, PATIENCE, uncounted(), given_up
+        )
         try:
-            hosted = await asyncio.shield(taking)
+            hosted = await asyncio.wrap_future(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(_give_back)
+            HOSTS.give_up(given_up)
+            taking.add_done_callback(_give_back)  # by its thread: the loop may be about to close
             raise
         whole = False
         try:
@@ -273,10 +276,10 @@ async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterat
     await called(environment.close, arguments.time_limit)
 
 
-def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
-    """End a process that came after its rollout had ended."""
+def _give_back(taken: Future[ProcessEnvironment]) -> None:
+    """Give back a process that came after its rollout had ended, unused."""
     if not taken.cancelled() and taken.exception() is None:
-        HOSTS.give(taken.result(), False)
+        HOSTS.give(taken.result(), True)
 
 
 async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
