@@ -19,6 +19,7 @@ from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import look, measure, start_dialog
+from studio.texts import escaped
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -220,7 +221,7 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
             st.text(problem.advice)
         return
-    text, refused = st.session_state.get("opened", ("", []))
+    text, refused, notices = st.session_state.get("opened", ("", [], []))
     if text == draft.text and refused:
         st.error("**It cannot start:**\n" + "\n".join(f"- {problem}" for problem in refused), icon=":material/error:")
     elif checked.unplaced:
@@ -229,6 +230,8 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
     else:
         st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
+    for notice in notices if text == draft.text else ():
+        st.warning(escaped(notice), icon=":material/info:")
     busy = is_busy()
     with st.container(horizontal=True):
         st.button(

@@ -15,7 +15,7 @@ from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
 from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
-from studio.start_form import refusals
+from studio.start_form import validated
 from trinity_core.errors import TrinityError
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
@@ -189,7 +189,7 @@ def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     )
     file = folder / "configs/lake.yaml"
     text = TEXT.replace("buffer:", "plugin_dir: games\nbuffer:\n  default_reward_fn_type: wins")
-    lines = refusals(ConfigDraft(file, text), studio_settings([]))
+    lines, _ = validated(ConfigDraft(file, text), studio_settings([]))
     assert [line.partition(":")[0] for line in lines] == ["model.model_path", "buffer.explorer_input.taskset.path"]
     assert (folder / "configs/games/beside").read_text() == "games", "nothing is written beside the user's file"
     assert not [*(folder / ".trinity/studio").iterdir()], "the file that was checked is gone"
