@@ -26,6 +26,7 @@ from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.page_notes import mlflow_address, studio_links
 from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.summary import named_seconds
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.metrics_file import read_metrics
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 BAR = 20
 """Characters of a bar of progress."""
+UNSHOWN = ("made_from", "tracking", "tracking_uri")
+"""Digests and commands of a summary, which are for programs and terminals."""
 LAST_SECONDS = 300.0
 """Limit for the pending report before the last one, while Prefect's API is down."""
 ANSWER_SECONDS = 5.0
@@ -232,8 +235,11 @@ def show_rollouts(config: Config) -> None:
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
-    """A run's results as a two-column table."""
-    rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
+    """A run's results as a two-column table; the links above it stand for where they are tracked."""
+    results = {name: value for name, value in summary.items() if name not in UNSHOWN and value not in (None, "", {})}
+    if "stage_seconds" in results:
+        results["stage_seconds"] = named_seconds(results["stage_seconds"])
+    rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in results.items())
     _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
     score = summary.get("score")
     title = [f"step {summary['step']}"] if "step" in summary else []

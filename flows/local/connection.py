@@ -20,7 +20,8 @@ from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_env
 from trinity_core.config import Config, stages
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
-from trinity_core.program import ending_on_sigterm
+from trinity_core.layout import JobLayout
+from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
@@ -48,6 +49,7 @@ class PrefectConnection:
         self._root = root
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
+        self._runs: list[Config] = []
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
@@ -67,6 +69,8 @@ class PrefectConnection:
     ) -> bool | None:
         server_is_gone = self._temporary is not None and self._temporary.has_ended()
         handled = self._open.__exit__(kind, error, trace)
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
+            print(*map(ended_by_signal, self._runs), sep="\n", file=sys.stderr)
         if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
             raise ServerLost(
                 f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
@@ -95,7 +99,15 @@ class PrefectConnection:
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
+        self._runs.append(config)
         return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
+
+
+def ended_by_signal(config: Config) -> str:
+    """What a run that a signal has ended leaves, and how it goes on."""
+    saved = {stage.name: JobLayout(stage.job_dir).steps() for stage in stages(config)}
+    kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
+    return f"Ended by a signal. Saved: {kept}. The same command resumes the run."
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:

@@ -101,11 +101,6 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
             ("cluster.gpu_per_node=4", f"{MODEL}=[{{model_path: /m, enable_history: true}}]"),
             [f"{MODEL}[0].enable_history"],
         ),
-        (
-            "gsm8k/gsm8k",
-            ("data_processor.task_pipeline={inputs: [/d], num_process: 2}", f"{TASKS}.taskset.path=/d"),
-            ["data_processor.task_pipeline.num_process"],
-        ),
     ],
 )
 def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str, ...], keys: list[str]) -> None:

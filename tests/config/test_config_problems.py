@@ -697,3 +697,9 @@ def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
 def test_student_samples_at_its_teachers_temperature(changes: tuple[str, ...], keys: list[str]) -> None:
     reported = problems({"algorithm": {"algorithm_type": "on_policy_distill"}}, overrides=changes)
     assert [problem.key for problem in reported] == keys
+
+
+def test_a_recipe_of_trinity_rft_that_is_not_here_leads_to_those_that_are() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(Path("examples/grpo_gsm8k/gsm8k.yaml"))
+    assert "configs/gsm8k/gsm8k.yaml" in str(error.value)

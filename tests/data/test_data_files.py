@@ -116,9 +116,24 @@ def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
         read_rows(str(tmp_path))
 
 
-def test_subset_without_a_folder_is_ignored(tmp_path):
+def test_subset_without_a_folder_is_ignored_with_a_warning(tmp_path, caplog):
     jsonl(tmp_path / "train.jsonl", ROWS)
     assert read_rows(str(tmp_path), "train", "main").rows == ROWS
+    (line,) = caplog.messages
+    assert "'main'" in line
+
+
+def test_a_subset_beside_others_of_the_split_is_a_mistake(tmp_path):
+    for folder in (tmp_path, tmp_path / "main", tmp_path / "socratic"):
+        jsonl(folder / "train.jsonl", ROWS)
+    with raising(DataError, key="subset_name"):
+        read_rows(str(tmp_path), "train", "mian")
+
+
+def test_a_split_that_is_meant_is_named(tmp_path):
+    jsonl(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(DataError, match="'train'"):
+        read_rows(str(tmp_path), "trian")
 
 
 def test_a_folder_of_one_file_is_its_train_split(tmp_path):

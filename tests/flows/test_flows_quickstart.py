@@ -29,7 +29,7 @@ def summary(out: Path, **others: Any) -> dict[str, Any]:
     root = out.absolute()
     values = {
         "accuracy_base": 0.0, "accuracy_sft": 0.5, "accuracy_rft": 1.0,
-        "steps": {"sft": 1}, "stage_seconds": {"sft": 2.0},
+        "steps": {"sft": 1}, "stage_seconds": {"before": 57.0, "sft": 2.0},
         "checkpoint_dir": str(root), "hf_dir": str(root / "model"),
         "mlflow_uri": f"sqlite:///{root}/mlflow.db", "curve": str(root / "curve.png"),
     }  # fmt: skip
@@ -54,6 +54,7 @@ def test_a_folder_without_a_project_is_told_what_makes_one(out: Path) -> None:
 
 def test_commands_can_be_pasted(out: Path) -> None:
     commands = rows(as_text(summary(out), out))
+    assert commands["time"] == ["base score 57 s  sft 2 s"]
     assert commands["checkpoint"][1] == """ls -R 'my runs/it'"'"'s'"""
     assert "model" in subprocess.check_output(commands["checkpoint"][1], shell=True, text=True)
     python, option, program = shlex.split(commands["model"][1])

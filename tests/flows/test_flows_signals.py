@@ -77,4 +77,6 @@ def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert child.wait(timeout=60) == 128 + signal.SIGINT
     assert not psutil.wait_procs(family, timeout=15)[1]
     assert "Traceback" not in printed.read_text()
-    assert latest_whole(job) == max(line.step for line in read_metrics(job) if line.source == "trainer")
+    step = max(line.step for line in read_metrics(job) if line.source == "trainer")
+    assert latest_whole(job) == step
+    assert f"step {step} of run" in printed.read_text().splitlines()[-1], "what is saved is the last line"

@@ -70,8 +70,8 @@ def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
     [
         ("model.model_path=/nowhere/model", "model.model_path"),
         (f"{INPUT}.taskset.path=/nowhere/rows.jsonl", f"{INPUT}.taskset.path"),
-        (f"{INPUT}.taskset.split=trian", f"{INPUT}.taskset.path"),
-        (f"{INPUT}.eval_tasksets.e.split=exam", f"{INPUT}.eval_tasksets[0].path"),
+        (f"{INPUT}.taskset.split=trian", f"{INPUT}.taskset.split"),
+        (f"{INPUT}.eval_tasksets.e.split=exam", f"{INPUT}.eval_tasksets[0].split"),
         (f"{INPUT}.taskset.format.prompt_key=ask", f"{INPUT}.taskset.format"),
         ("checkpoint_root_dir=/proc/nope", "checkpoint_root_dir"),
         ("checkpoint_root_dir=/etc/hostname", "checkpoint_root_dir"),

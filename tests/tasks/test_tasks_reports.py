@@ -97,6 +97,18 @@ def test_a_summary_names_no_step_or_score_that_it_lacks(
     assert "None" not in title and ("step 4" in title, "score 0.5" in title) == ("step" in summary, "score" in summary)
 
 
+def test_a_summary_shows_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = mock.Mock()
+    monkeypatch.setattr(reports, "_put", put)
+    unshown = {"made_from": {"settings": {"seed": "6a4adbca"}}, "tracking": "mlflow ui", "tracking_uri": "sqlite://"}
+    reports.show_summary(Config(project="tests", name="run"), {"step": 4, "stage_seconds": {"before": 57.0}, **unshown})
+    text = put.call_args.args[1]
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") == 3]
+    rows = {name: value for _, name, value, _ in cells}
+    assert {"step": "4", "stage_seconds": "base score 57"}.items() <= rows.items()
+    assert not rows.keys() & unshown.keys()
+
+
 def test_an_evaluation_has_artifacts_of_its_own() -> None:
     """Prefect's page shows the one of a key that was made last: it is the run's."""
     run = Config(project="My Tests", name="run_1")

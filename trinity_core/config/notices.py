@@ -92,7 +92,6 @@ def _unread(config: Config) -> list[str]:
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
-        f"{PIPELINE}.num_process": config.written(f"{PIPELINE}.num_process") is not None,
     }
     taken = monitor_arguments(config.monitor.monitor_type)
     unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
@@ -283,7 +282,10 @@ def _batches(config: Config) -> Iterator[Finding]:
         message = f"{gives}and a train step of a synchronous run takes those of one, not {taken}: raise batch_size."
         yield _notice("buffer.train_batch_size", "changed", message)
     else:
-        yield _notice("buffer.train_batch_size", "info", f"{gives}a train step takes {taken}.")
+        steps = f"{taken / explored:.3g} explore steps"
+        rest = " What it leaves waits in the store for later ones." if taken < explored else ""
+        message = f"{gives}a train step takes {taken}, those of {steps}.{rest}"
+        yield _notice("buffer.train_batch_size", "info", message)
 
 
 def _budget(config: Config) -> Iterator[Finding]:

@@ -60,7 +60,8 @@ def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _unreadable("there is no such file.", str(path)) from None
+        here = " Recipes are in configs/, such as configs/gsm8k/gsm8k.yaml." if path.parts[:1] == ("examples",) else ""
+        raise _unreadable(f"there is no such file.{here}", str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(f"cannot be read: {error}.", str(path)) from None
     return parse(text, str(path), section)

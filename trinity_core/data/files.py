@@ -17,7 +17,7 @@ from pathlib import Path
 from trinity_core.config.types import SEVERAL
 from trinity_core.data.readers import READERS, Row, file_format, read_hub, read_lines, read_table, shown, table_name
 from trinity_core.data.values import row_problem, visible
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, closest
 from trinity_core.files import expanded
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
 
     Raises DataError, listing the files found, if none matches or the split exists in several formats.
     """
-    base = folder / subset if subset and (folder / subset).is_dir() else folder
+    base = _of_subset(folder, split, subset) if subset else folder
     roots = (base, base / "data")
     for naming in _NAMINGS:
         for root in roots:
@@ -178,9 +178,34 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     names = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
         f"{folder} has no split '{split}': it holds {names}; name files by split ({split}.jsonl, {split}-….parquet) or "
-        f"give one file as the path. Known: {', '.join(sorted(READERS))}",
+        f"give one file as the path. Known file types: {', '.join(sorted(READERS))}{_meant(split, everything)}",
         key="split",
     )
+
+
+def _of_subset(folder: Path, split: str, subset: str) -> Path:
+    """The folder of a subset; the whole one, with a warning, if it has no such folder.
+
+    Raises DataError if other folders in it have the split: the name is a mistake then.
+    """
+    if (folder / subset).is_dir():
+        return folder / subset
+    inner = sorted(one for one in folder.iterdir() if one.is_dir() and one.name not in ("data", split))
+    others = [one.name for one in inner if any(naming(one, split) for naming in _NAMINGS)]
+    if others:
+        meant = closest(subset, others)
+        raise DataError(
+            f"{folder} has no folder '{subset}' (subset_name), and split '{split}' in {', '.join(others)}"
+            + (f"; did you mean '{meant}'?" if meant else ""),
+            key="subset_name",
+        )
+    logger.warning("%s has no folder '%s' (subset_name): its own files are read", folder, subset)
+    return folder
+
+
+def _meant(split: str, files: list[Path]) -> str:
+    meant = closest(split, filter(None, map(_split_of, files)))
+    return f"; did you mean '{meant}'?" if meant else ""
 
 
 def _whole(root: Path, split: str) -> list[Path]:

@@ -100,6 +100,11 @@ def summary_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def named_seconds(stage_seconds: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a pipeline's stages for people: `before` is the score of the base model."""
+    return {"base score" if name == "before" else name: seconds for name, seconds in stage_seconds.items()}
+
+
 def summary_path(config: Config) -> Path:
     """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
     alone = config.explores_alone

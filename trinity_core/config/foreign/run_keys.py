@@ -182,6 +182,7 @@ DATA_PROCESSOR: Keys = {
     ),
 }
 TASK_PIPELINE: Keys = {
+    "num_process": noted("Rows pass through one process, in order.", 1),
     "config_path": moved("operators", convert=_juicer),
     "dj_config_path": moved("operators", convert=_juicer),
     "input_buffers": moved("inputs", convert=_paths),

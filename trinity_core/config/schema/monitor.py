@@ -10,7 +10,6 @@ from pydantic import Field
 from trinity_core.config.types import (
     EMPTY,
     Args,
-    Count,
     Flag,
     Integer,
     Many,
@@ -92,8 +91,6 @@ class TaskPipelineConfig(Section):
     """Share of the rows that become the output's split `test`; which ones follows from their contents and the seed."""
     output: TaskOutputConfig = Field(default_factory=TaskOutputConfig)
     """Where the output goes."""
-    num_process: Count = 4
-    """Processes that work on it."""
 
 
 class ExperienceInputConfig(Section):

@@ -114,7 +114,9 @@ def _unusable(
     try:
         read = first_rows(path, data_set.split, data_set.subset_name, storage, name, ROWS)
     except DataError as error:
-        yield Finding(f"{key}.path", path, "unavailable", f"{error}.")
+        at = error.key if error.key in ("split", "subset_name") and getattr(data_set, error.key) else "path"
+        end = "" if str(error).endswith("?") else "."
+        yield Finding(f"{key}.{at}", getattr(data_set, at), "unavailable", f"{error}{end}")
         return
     problems = problems_of(read.rows)
     if None in problems:
