@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 from studio.background import begin, is_busy, show_task, take_outcome
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, yaml_files
+from studio.dialogs import closed
 from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
@@ -33,6 +34,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
     """Draw the page; `show_runs` goes to the run that has been started."""
     draft = present_draft(settings)
     draft.keep()
+    closed()
     take_outcome()
     try:
         tree, error = draft.tree(), ""

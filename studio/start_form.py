@@ -11,6 +11,7 @@ import streamlit as st
 
 from studio.checked_draft import CheckedDraft
 from studio.config_draft import ConfigDraft, moved
+from studio.dialogs import dialog
 from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
@@ -59,11 +60,11 @@ def start_form(
         show_runs(f"{checked.config.project}/{checked.config.name}")
 
 
-start_dialog = st.dialog("Start a run")(start_form)
+start_dialog = dialog("Start a run")(start_form)
 
 
 def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], list[str]]:
-    """Why a run of this configuration could not start, and notices, by `trinity validate`, which opens what it names."""
+    """Why a run of it could not start, and notices, by `trinity validate`, which opens what the configuration names."""
     done = with_file(["validate", "--json"], draft, settings, VALIDATE_SECONDS)
     try:
         answer = json.loads(done.stdout)

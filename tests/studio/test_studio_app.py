@@ -106,6 +106,23 @@ def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> Non
     assert [text.value for text in page.text if "'repeat_times'" in text.value]
 
 
+def test_one_task_runs_at_a_time(folder: Path) -> None:
+    def page() -> None:
+        import streamlit as st
+
+        from studio.background import begin
+
+        begun = st.session_state.setdefault("begun", [])
+        for _ in range(2):
+            begin("Waiting", lambda *_: begun.append(1) or {}, None, None)
+
+    from unittest.mock import patch
+
+    with patch("studio.background.BackgroundTask") as task:
+        assert not AppTest.from_function(page).run().exception
+    assert task.call_count == 1
+
+
 def test_recipes_are_offered_once(folder: Path) -> None:
     """On the page of a file that is empty, else in a dialog; the new file's run has its name."""
     (folder / "my.yaml").unlink()
