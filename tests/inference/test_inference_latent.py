@@ -29,6 +29,7 @@ def test_the_cache_of_latent_attention_is_as_large_as_estimated(kind: str, tmp_p
 
 @pytest.mark.parametrize("kind", LATENT)
 def test_vllm_computes_the_attention_of_these_models_on_latent_vectors(kind: str) -> None:
+    import vllm.config  # noqa: F401 - else its parts import each other in a circle
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
     config = SimpleNamespace(model_type=kind, kv_lora_rank=8)
