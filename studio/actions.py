@@ -54,8 +54,6 @@ def hindrance(action: Action, run: Run) -> str:
             return ""
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
             return "The run has no checkpoints."
-        case Action.EVALUATE if run.folder is not None and run.files.scores.keys() >= {*JobLayout(run.folder).steps()}:
-            return "Every checkpoint has a score."
     return ""
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import streamlit as st
 
 from studio.config_draft import ConfigDraft
+from studio.dialogs import is_open
 from studio.settings import StudioSettings
 from studio.start_form import START_FAULTS
 from trinity_core.threads import DaemonThreads
@@ -43,7 +44,9 @@ def is_busy() -> bool:
 
 
 def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Start the session's task."""
+    """Start the session's task, unless one runs: a second click may come before the buttons are drawn anew."""
+    if is_busy():
+        return
     st.session_state.pop(FAILURE, None)
     st.session_state[TASK] = BackgroundTask(doing, action, draft, settings)
 
@@ -72,6 +75,9 @@ def show_task(text: str) -> None:
 
 def _show_progress(task: BackgroundTask) -> None:
     if task.outcome.done():
-        st.rerun()
+        if not is_open():
+            st.rerun()
+        st.caption("Done. Close the dialog to see what was found.")
+        return
     st.caption(f"{task.doing} {time.monotonic() - task.began:.0f} s")
     st.text(task.said)

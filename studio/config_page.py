@@ -14,11 +14,13 @@ from ruamel.yaml.error import YAMLError
 from studio.background import begin, is_busy, show_task, take_outcome
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, yaml_files
+from studio.dialogs import closed
 from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import look, measure, start_dialog
+from studio.texts import escaped
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -32,6 +34,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
     """Draw the page; `show_runs` goes to the run that has been started."""
     draft = present_draft(settings)
     draft.keep()
+    closed()
     take_outcome()
     try:
         tree, error = draft.tree(), ""
@@ -220,7 +223,7 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
             st.text(problem.advice)
         return
-    text, refused = st.session_state.get("opened", ("", []))
+    text, refused, notices = st.session_state.get("opened", ("", [], []))
     if text == draft.text and refused:
         st.error("**It cannot start:**\n" + "\n".join(f"- {problem}" for problem in refused), icon=":material/error:")
     elif checked.unplaced:
@@ -229,6 +232,8 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
         st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
     else:
         st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
+    for notice in notices if text == draft.text else ():
+        st.warning(escaped(notice), icon=":material/info:")
     busy = is_busy()
     with st.container(horizontal=True):
         st.button(

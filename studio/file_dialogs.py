@@ -6,14 +6,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from studio.config_draft import ConfigDraft, changed
+from studio.config_draft import ConfigDraft
+from studio.dialogs import dialog
 from studio.recipes import recipes
 from studio.settings import StudioSettings
 from trinity_core.files import project_files
 
 
 def recipe_form(settings: StudioSettings, present: Path) -> None:
-    """Choose a recipe and a name, which is also the run's; the new file is written and opened."""
+    """Choose a recipe and a name; the new file is written and opened."""
     by_title = {recipe.title: recipe for recipe in recipes()}
     if not by_title:
         st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
@@ -31,11 +32,11 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        text = changed(by_title[str(title)].text_in(file.parent, settings.root), "name", file.stem)
+        text = by_title[str(title)].text_for(file, settings.root)
         save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
 
 
-new_dialog = st.dialog("New configuration", width="large")(recipe_form)
+new_dialog = dialog("New configuration", width="large")(recipe_form)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:
@@ -51,7 +52,7 @@ def fault_of(file: Path, settings: StudioSettings) -> str:
     return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
 
 
-@st.dialog("Save as")
+@dialog("Save as")
 def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
     """Ask for another name, and before a file is overwritten."""
     name = st.text_input("File", value=settings.shown(draft.file), help="Folders that are missing will be created.")
@@ -61,7 +62,7 @@ def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
     ask_and_save(draft, file, settings, "Save", not fault)
 
 
-@st.dialog("Save over these changes?")
+@dialog("Save over these changes?")
 def confirm_save(draft: ConfigDraft, settings: StudioSettings) -> None:
     """Ask before something in the draft's own file is lost."""
     ask_and_save(draft, draft.file, settings, "Save anyway")

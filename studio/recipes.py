@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from studio.config_draft import moved
+from studio.config_draft import changed, moved
+from trinity_core.config import ConfigError
 from trinity_core.config.findings import value_at
 from trinity_core.config.source import parse
 from trinity_core.files import project_files
@@ -32,6 +35,10 @@ class Recipe:
     """The first paragraph of its leading comment; commands and tables, which are indented, come after it."""
     needs: str
     """Algorithm, model, data and GPUs."""
+    run: tuple[str, str]
+    """Project and name."""
+    is_part: bool = False
+    """Another recipe has the same run: each starts a part of it."""
 
     @property
     def title(self) -> str:
@@ -44,27 +51,41 @@ class Recipe:
         own = root / self.file.parent.relative_to(project_files())
         return moved(self.text, own if own.is_dir() else self.file.parent, folder)
 
+    def text_for(self, file: Path, root: Path) -> str:
+        """Its text for a new file, which also names the run; but a part keeps the name, by which the parts meet."""
+        text = self.text_in(file.parent, root)
+        return text if self.is_part else changed(text, "name", file.stem)
+
 
 def recipes() -> list[Recipe]:
-    """All recipes: the quick start, those that need no GPU, the others."""
+    """All recipes: the quick start, those that need no GPU, the others. Files that cannot be read as one, which are
+    perhaps being written, are left out."""
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
-    listed = [_recipe(file, file.stat().st_mtime_ns) for file in files]
+    found = [recipe for file in files if (recipe := _recipe(file, file.stat().st_mtime_ns)) is not None]
+    count = Counter(recipe.run for recipe in found)
+    listed = [replace(recipe, is_part=count[recipe.run] > 1) for recipe in found]
     return sorted(listed, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
 
 
 @lru_cache(maxsize=256)
-def _recipe(file: Path, _changed: int) -> Recipe:
-    text = HEADER.sub("", file.read_text(encoding="utf-8"))
+def _recipe(file: Path, _changed: int) -> Recipe | None:
+    try:
+        text = HEADER.sub("", file.read_text(encoding="utf-8"))
+        tree = parse(text, file.name).valid_tree()
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return None
     comment = COMMENT.match(text)
     lines = (comment[1] if comment else "").splitlines()
     paragraph = takewhile(lambda line: not PARAGRAPH_END.match(line), lines)
     about = " ".join(line.lstrip("# ") for line in paragraph)
-    return Recipe(file, text, about, " · ".join(_needs(text, file.name)))
+    run = (str(tree.get("project")), str(tree.get("name")))
+    return Recipe(file, text, about, " · ".join(_needs(tree)), run)
 
 
-def _needs(text: str, name: str) -> Iterator[str]:
-    tree = parse(text, name).tree
-    stages = [str(stage.get("stage_name", "")) for stage in tree.get("stages") or ()]
+def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
+    written = tree.get("stages")
+    listed = [stage for stage in written if isinstance(stage, Mapping)] if isinstance(written, list) else []
+    stages = [str(stage.get("stage_name", "")) for stage in listed]
     yield " → ".join(stages) if stages else str(value_at(tree, "algorithm.algorithm_type") or tree.get("mode"))
     if model := value_at(tree, "model.model_path"):
         yield "model " + FALLBACK.sub(r"\1", model)

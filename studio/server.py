@@ -58,7 +58,7 @@ def studio_app(settings: StudioSettings, token: str) -> App:
     """The application. A first page would wait a second for what is imported and made here when first used."""
     api_faults()
     form_fields("grpo", "both")
-    for recipe in recipes()[:1]:
+    for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)
     hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
     rollouts = make_app(RunFolders(settings.checkpoints), hosts)

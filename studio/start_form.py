@@ -11,6 +11,7 @@ import streamlit as st
 
 from studio.checked_draft import CheckedDraft
 from studio.config_draft import ConfigDraft, moved
+from studio.dialogs import dialog
 from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
@@ -46,7 +47,7 @@ def start_form(
     try:
         draft.save()
         with st.spinner("Opening model and data …"):
-            against = refusals(draft, settings)
+            against, _ = validated(draft, settings)
         if not against:
             with st.spinner("Starting …"):
                 start(Launch(checked.flow, str(draft.file)), checked.config, place, settings)
@@ -59,22 +60,23 @@ def start_form(
         show_runs(f"{checked.config.project}/{checked.config.name}")
 
 
-start_dialog = st.dialog("Start a run")(start_form)
+start_dialog = dialog("Start a run")(start_form)
 
 
-def refusals(draft: ConfigDraft, settings: StudioSettings) -> list[str]:
-    """Why a run of this configuration could not start, by `trinity validate`, which opens what it names."""
+def validated(draft: ConfigDraft, settings: StudioSettings) -> tuple[list[str], list[str]]:
+    """Why a run of it could not start, and notices, by `trinity validate`, which opens what the configuration names."""
     done = with_file(["validate", "--json"], draft, settings, VALIDATE_SECONDS)
     try:
         answer = json.loads(done.stdout)
     except json.JSONDecodeError:
-        return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"]
-    return [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
+        return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"], []
+    problems = [f"{problem['key']}: {problem['message']}" for problem in answer["problems"]]
+    return problems, list(dict.fromkeys(notice for stage in answer["stages"] for notice in stage["notices"]))
 
 
 def look(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:
-    """Under `opened`: the text that was checked, and why it could not start. Raises OSError, TrinityError."""
-    return {"opened": (draft.text, refusals(draft, settings))}
+    """Under `opened`: the text that was checked, why it could not start, and notices. Raises OSError, TrinityError."""
+    return {"opened": (draft.text, *validated(draft, settings))}
 
 
 def measure(draft: ConfigDraft, settings: StudioSettings, say: Callable[[str], object]) -> dict[str, object]:

@@ -296,6 +296,9 @@ def test_a_batch_leaves_out_what_cannot_be_converted(tmp_path):
     assert is_complete(tmp_path / "global_step_3/actor/huggingface")
     (tmp_path / "global_step_1" / ABANDONED).touch()
     assert [f.parent.parent.name for f in convert_all(tmp_path)] == ["global_step_3"]
+    (tmp_path / "global_step_3" / ABANDONED).touch()
+    with raising(DataError, key=str(tmp_path)):
+        convert_all(tmp_path)
 
 
 def _base(tmp_path, model):

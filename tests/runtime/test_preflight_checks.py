@@ -507,6 +507,8 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
         ([], "long", True, False),
         (["model.enable_prompt_truncation=false"], "long", True, False),
         (["model.enable_prompt_truncation=true"], "long", False, True),
+        (["explorer.rollout_model.enable_openai_api=true"], "long", False, False),
+        ([], "many", False, True),
         ([], "both", False, True),
         ([], "short", False, False),
     ],
@@ -514,7 +516,12 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
 def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     run_file: Path, tmp_path: Path, overrides: list[str], lengths: str, refused: bool, noted: bool
 ) -> None:
-    questions = {"short": ["1 + 1"] * 2, "long": ["1 + 1 + " * 40] * 2, "both": ["1 + 1", "1 + 1 + " * 40]}[lengths]
+    questions = {
+        "short": ["1 + 1"] * 2,
+        "long": ["1 + 1 + " * 40] * 2,
+        "both": ["1 + 1", "1 + 1 + " * 40],
+        "many": ["1 + 1 + " * 40] * 20 + ["1 + 1"],
+    }[lengths]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
     settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", *overrides]

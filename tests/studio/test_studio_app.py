@@ -15,7 +15,7 @@ from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
 from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
-from studio.start_form import refusals
+from studio.start_form import validated
 from trinity_core.errors import TrinityError
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
@@ -106,6 +106,23 @@ def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> Non
     assert [text.value for text in page.text if "'repeat_times'" in text.value]
 
 
+def test_one_task_runs_at_a_time(folder: Path) -> None:
+    def page() -> None:
+        import streamlit as st
+
+        from studio.background import begin
+
+        begun = st.session_state.setdefault("begun", [])
+        for _ in range(2):
+            begin("Waiting", lambda *_: begun.append(1) or {}, None, None)
+
+    from unittest.mock import patch
+
+    with patch("studio.background.BackgroundTask") as task:
+        assert not AppTest.from_function(page).run().exception
+    assert task.call_count == 1
+
+
 def test_recipes_are_offered_once(folder: Path) -> None:
     """On the page of a file that is empty, else in a dialog; the new file's run has its name."""
     (folder / "my.yaml").unlink()
@@ -189,7 +206,7 @@ def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
     )
     file = folder / "configs/lake.yaml"
     text = TEXT.replace("buffer:", "plugin_dir: games\nbuffer:\n  default_reward_fn_type: wins")
-    lines = refusals(ConfigDraft(file, text), studio_settings([]))
+    lines, _ = validated(ConfigDraft(file, text), studio_settings([]))
     assert [line.partition(":")[0] for line in lines] == ["model.model_path", "buffer.explorer_input.taskset.path"]
     assert (folder / "configs/games/beside").read_text() == "games", "nothing is written beside the user's file"
     assert not [*(folder / ".trinity/studio").iterdir()], "the file that was checked is gone"

@@ -161,6 +161,24 @@ def test_recipes_say_what_they_need() -> None:
     assert untold == [], "each begins with a paragraph about it; commands come after that"
 
 
+def test_a_recipe_names_the_run_after_its_file_but_parts_of_one_run_keep_its_name(tmp_path: Path) -> None:
+    names = {
+        recipe.title: config_from_text(recipe.text_for(tmp_path / "mine.yaml", tmp_path)).name for recipe in recipes()
+    }
+    assert names["quickstart"] == names["gsm8k"] == "mine"
+    assert names["gsm8k/trainer"] == names["gsm8k/explorer"] == "gsm8k-async"
+
+
+def test_files_that_are_no_recipes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-written ones too: a user repairs them in Studio."""
+    files = ["name: a\n", "stages:\n-\n", "stages: 3\n", "stages: [a]\n", "a:\tb: [", '"', "- a\n", "name: \xe9\n"]
+    (tmp_path / "configs/mine").mkdir(parents=True)
+    for number, text in enumerate(files):
+        (tmp_path / f"configs/mine/{number}.yaml").write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr("studio.recipes.project_files", lambda: tmp_path)
+    assert [recipe.file.stem for recipe in recipes()][:1] == ["0"] and len(recipes()) <= 4
+
+
 def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     games, lake, new = tmp_path / "configs/games", tmp_path / "configs/lake/lake.yaml", tmp_path / "new/my.yaml"

@@ -255,7 +255,11 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
         await page.until(has("step 2 of 7 is done"), "what is measured now is shown", 90)
         await page.click("document.querySelector('[data-testid=stCheckbox] label')")
         await page.until(f"!!{field('Find')}", "another click does not end the measurement")
+        await page.click(button("Save as"))
+        await page.until(f"!!document.querySelector('{DIALOG}')")
         (plugins / "seen").touch()
+        await page.until(has("Close the dialog"), "nor does its end close a dialog", 90)
+        await page.press("Escape")
         await page.until(f"{has('7 s a step')} && {IDLE}", "the plan has the time", 90)
         await page.until(f"({button('Measure time')}).disabled", "what is known is not measured again")
 

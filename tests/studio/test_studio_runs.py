@@ -192,9 +192,6 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "with a secret": {Action.CONVERT},
         "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
     }
-    [done] = runs["done"]
-    scores = dict.fromkeys(JobLayout(done.folder).steps(), 0.5)
-    assert allowed(replace(done, files=replace(done.files, scores=scores))) == {Action.RETRY, Action.CONVERT}
 
 
 @pytest.mark.parametrize(

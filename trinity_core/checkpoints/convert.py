@@ -72,8 +72,15 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge:
             except DataError as error:
                 log.error("%s", error)
                 failures.append(error)
-    if failures and not folders:
-        raise failures[0]
+    if not folders:
+        raise (
+            failures[0]
+            if failures
+            else DataError(
+                f"none of the {len(steps)} checkpoints in {checkpoint_dir} is whole and holds the policy",
+                key=str(checkpoint_dir),
+            )
+        )
     if failures:
         raise DataError(f"{len(failures)} of {len(steps)} checkpoints are not converted, all others are: {failures[0]}")
     return folders

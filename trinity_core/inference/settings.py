@@ -219,7 +219,10 @@ def _samples_at_once(config: Config) -> int:
     return max(1, config.explorer.runner_per_model * repeats)
 
 
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "longcat_flash")
+LATENT = (
+    "axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
+    "kimi_linear", "longcat_flash", "pangu_ultra_moe",
+)  # fmt: skip
 """Values of `model_type` whose latent attention vLLM computes on the latent vectors (its `ModelConfig.use_mla`)."""
 
 
@@ -230,7 +233,8 @@ def latent_numbers(text: Mapping[str, Any]) -> int:
     """
     if text.get("model_type") not in LATENT or not text.get("kv_lora_rank"):
         return 0
-    return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
+    indexer = int(text.get("index_head_dim") or 0)  # of sparse attention, which keeps keys of its own
+    return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"]) + indexer
 
 
 def head_channels(text: Mapping[str, Any]) -> int:

@@ -59,9 +59,12 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
 
 def long_prompts(config: Config) -> Iterator[tuple[Finding, bool]]:
     """The training task sets of which first rows have a prompt that is too long, and whether that keeps a run from
-    starting: all have, and truncation was not asked for. Of a policy in a local folder, and of local data."""
+    starting: the set has no other rows, and truncation was not asked for. Of a policy in a local folder, and of local
+    data; not where workflows may use the OpenAI API, which the context alone limits."""
     model = config.model
     if config.mode == "train" or not config.explores or config.external_model or not Path(model.model_path).is_dir():
+        return
+    if config.explorer.rollout_model.enable_openai_api:
         return
     try:
         check = PromptCheck(policy_encoder(model), model.max_prompt_tokens)
@@ -89,10 +92,10 @@ def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError],
     then = f"are cut, and nothing is sampled for them ({TRUNCATION})" if cuts else "are rejected"
     message = (
         f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which {then}. "
-        f"First: {too_long[0]}. Raise it, or leave such rows out."
+        f"First: {too_long[0]}. Raise it, leave such rows out, or write `{TRUNCATION}: true` if that is meant."
     )
     finding = Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message)
-    return finding, len(too_long) == read and not asked
+    return finding, len(too_long) == read < ROWS and not asked
 
 
 def _unusable(

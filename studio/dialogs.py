@@ -1,0 +1,36 @@
+"""Dialogs that last until they are closed: a page that is drawn anew as a whole closes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal, ParamSpec
+
+import streamlit as st
+
+P = ParamSpec("P")
+OPEN = "dialog is open"
+
+
+def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """A function as a dialog, of which `is_open` knows. A person who closes it has the page drawn anew."""
+
+    def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
+        @wraps(body)
+        def noted(*args: P.args, **named: P.kwargs) -> Any:
+            st.session_state[OPEN] = True
+            return body(*args, **named)
+
+        return st.dialog(title, width=width, on_dismiss="rerun")(noted)
+
+    return wrap
+
+
+def is_open() -> bool:
+    """True if this page has a dialog."""
+    return OPEN in st.session_state
+
+
+def closed() -> None:
+    """Note that the page is drawn anew, which closes its dialog."""
+    st.session_state.pop(OPEN, None)
