@@ -20,7 +20,6 @@ from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_env
 from trinity_core.config import Config, stages
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
@@ -30,6 +29,8 @@ GIVEN_UP_AFTER = "2"
 """Retries of a request to a temporary server (6 s in all): once it has ended it does not come back."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
+RESUMED = ("pipeline", "rft", "sft")
+"""Flows that the same command resumes, if they train."""
 WITHOUT_RAY = ("curate",)
 """Flows that usually need no Ray, and start it themselves if they do."""
 
@@ -50,6 +51,7 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
+        """Those that the same command resumes."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
@@ -70,7 +72,8 @@ class PrefectConnection:
         server_is_gone = self._temporary is not None and self._temporary.has_ended()
         handled = self._open.__exit__(kind, error, trace)
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
-            print(*map(ended_by_signal, self._runs), sep="\n", file=sys.stderr)
+            for config in self._runs:
+                print(ended_by_signal(config), file=sys.stderr)
         if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
             raise ServerLost(
                 f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
@@ -99,14 +102,17 @@ class PrefectConnection:
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
-        self._runs.append(config)
+        if name in RESUMED and config.continue_from_checkpoint and config.mode in ("both", "train"):
+            self._runs.append(config)
         return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
 
 
 def ended_by_signal(config: Config) -> str:
     """What a run that a signal has ended leaves, and how it goes on."""
-    saved = {stage.name: JobLayout(stage.job_dir).steps() for stage in stages(config)}
-    kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
+    from trinity_core.checkpoints.resume import latest_whole
+
+    saved = {stage.name: latest_whole(stage.job_dir) for stage in stages(config)}
+    kept = ", ".join(f"step {step} of {name}" for name, step in saved.items() if step) or "no step yet"
     return f"Ended by a signal. Saved: {kept}. The same command resumes the run."
 
 

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
@@ -243,6 +243,8 @@ def begin_database(root: Path | None = None) -> bool:
         shutil.copyfile(_empty_database(), copy)
         os.link(copy, note.with_name("prefect.db"))  # not over one that another command has begun
         note.write_text(version("prefect"))
+    except FileExistsError:
+        return False
     except OSError:
         return True
     finally:
@@ -263,19 +265,24 @@ def _empty_database() -> Path:
 
 
 def record_database(root: Path, is_new: bool) -> None:
-    """Note that a server of this version has come up on a folder's database. A copy of a new one, to which nobody has
-    written yet, is kept for other folders."""
+    """Note that a server of this version has come up on a folder's database. A copy of a new one is kept for other
+    folders, unless somebody has written to it already: another command may have begun in the same folder."""
     if (note := _migration_note(root)) is None:
         return
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(version("prefect"))
     if is_new:
         copy = temporary_sibling(_empty_database())
-        with suppress(OSError, sqlite3.Error):
+        with suppress(OSError, sqlite3.Error), ExitStack() as opened:
             copy.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(note.with_name("prefect.db"))) as made, closing(sqlite3.connect(copy)) as kept:
-                made.backup(kept)
-            copy.replace(_empty_database())
+            opened.callback(copy.unlink, missing_ok=True)
+            made = opened.enter_context(closing(sqlite3.connect(note.with_name("prefect.db"))))
+            kept = opened.enter_context(closing(sqlite3.connect(copy)))
+            made.backup(kept)
+            [is_written] = kept.execute("SELECT EXISTS (SELECT 1 FROM flow)").fetchone()
+            kept.close()
+            if not is_written:
+                os.link(copy, _empty_database())  # not over another command's
 
 
 def _migration_note(root: Path | None) -> Path | None:

@@ -381,12 +381,21 @@ def test_a_folder_begins_with_the_empty_database_of_an_earlier_one(
     def migrate(*_: object, **__: object) -> None:
         homes[0].mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(homes[0] / "prefect.db")) as database:
-            database.execute("CREATE TABLE flow (id)")
+            database.execute("CREATE TABLE IF NOT EXISTS flow (id)")
 
     assert begin_database(tmp_path / "first")
     monkeypatch.setattr("flows.local.server.start_process", migrate)
     monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
-    TemporaryServer(tmp_path / "first").wait()
+    servers = [TemporaryServer(tmp_path / "first") for _ in range(2)]
+    with closing(sqlite3.connect(homes[0] / "prefect.db")) as database, database:
+        database.execute("INSERT INTO flow VALUES (1)")
+    servers[0].wait()
+    assert begin_database(tmp_path / "other"), "no other folder begins with what somebody has written"
+    assert not [*(tmp_path / "cache/trinity-flows").iterdir()]
+    with closing(sqlite3.connect(homes[0] / "prefect.db")) as database, database:
+        database.execute("DELETE FROM flow")
+    for server in servers:
+        server.wait()
     assert not begin_database(tmp_path / "second") and migration_environment(tmp_path / "second")
     with closing(sqlite3.connect(homes[1] / "prefect.db")) as database:
         assert database.execute("SELECT * FROM flow").fetchall() == []
