@@ -5,6 +5,7 @@ A page is no part of a run: if its port is taken or its process ends, `up` warns
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -83,7 +84,7 @@ def _checkpoints(root: Path) -> Path:
 def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
     """Replace this process by Studio's server, with the Prefect API of `known_server`; Ctrl-C or SIGTERM ends it."""
     api_url = known_server(root)
-    if not port_is_free(port):
+    if not port_is_free(port, host):
         raise TrinityError(
             f"Port {port} is in use, maybe by another Studio. Choose another one with `trinity studio --port N`.",
             key="--port",
@@ -127,12 +128,14 @@ def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str],
     say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
 
 
-def port_is_free(port: int) -> bool:
-    """True if nothing listens on this port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
+def port_is_free(port: int, host: str = LOOPBACK) -> bool:
+    """True if nothing listens on this port of the host, by default the loopback interface.
+
+    Also if the host is no address of this machine, which is for the server to say.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()  # connections in TIME_WAIT do not count
+    except OSError as error:
+        return isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
     return True

@@ -11,7 +11,7 @@ import pytest
 from ports import free_port
 
 from flows.local.commands import status, up
-from flows.local.pages import Page, mlflow_page, start_page, wait_for_page
+from flows.local.pages import Page, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
@@ -40,6 +40,18 @@ def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -
         with pytest.raises(TrinityError, match="--port N"):
             up(tmp_path, taken.getsockname()[1], said.append)
     assert said == [] and [path.name for path in tmp_path.iterdir()] == ["prefect.yaml"]
+
+
+def test_studio_needs_the_port_of_the_host_that_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr("os.execve", lambda *_: None)
+    other = "127.0.0.2"
+    with socket.create_server((other, 0)) as taken:
+        port = taken.getsockname()[1]
+        assert port_is_free(port) and not port_is_free(port, other) and not port_is_free(port, "0.0.0.0")
+        with pytest.raises(TrinityError) as refused:
+            serve_studio(tmp_path, tmp_path / "run.yaml", None, other, port)
+    assert refused.value.key == "--port"
 
 
 def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class ExplorerConfig(Section):
     """Workflows that run at once for each engine; where it is not given, on a GPU as many as fill `max_num_seqs`."""
     max_timeout: Seconds = 900.0
     """Time a workflow may take, without that of verifiers, of whose verdicts each has a limit of its own, and without
-    waits for a free process of an environment or a judge's turn."""
+    waits for a free process of an environment, a judge's turn or an external model's (`requests_at_once`)."""
     reward_workers: Count | None = None
     """Processes that score answers, started as they are needed; by default half as many as the machine has cores, at
     most 16."""
