@@ -109,10 +109,10 @@ class PrefectConnection:
 
 def ended_by_signal(config: Config) -> str:
     """What a run that a signal has ended leaves, and how it goes on."""
-    from trinity_core.checkpoints.resume import latest_whole
+    from trinity_core.checkpoints.resume import whole_steps  # latest_whole reads all contents, which takes minutes
 
-    saved = {stage.name: latest_whole(stage.job_dir) for stage in stages(config)}
-    kept = ", ".join(f"step {step} of {name}" for name, step in saved.items() if step) or "no step yet"
+    saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(config)}
+    kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
     return f"Ended by a signal. Saved: {kept}. The same command resumes the run."
 
 

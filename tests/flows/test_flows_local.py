@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from flows.local.connection import PrefectConnection
 from flows.local.server import (
     Process,
     TemporaryServer,
@@ -35,7 +36,9 @@ from flows.local.server import (
 )
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
 from trinity_core import files
+from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
+from trinity_core.layout import MANIFEST, JobLayout
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -434,3 +437,50 @@ def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
     environment = {**os.environ, **prefect_environment(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "Ray is not up yet" in done.stderr and "without a flow run id" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flow", "changes", "is_resumed"),
+    [
+        ("rft", {}, True),
+        ("rft", {"continue_from_checkpoint": False}, False),
+        ("rft", {"mode": "explore"}, False),
+        ("evaluate", {}, False),
+    ],
+)
+def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flow: str,
+    changes: dict[str, object], is_resumed: bool,
+) -> None:  # fmt: skip
+    """At once: the contents of checkpoints, which may be hundreds of gigabytes, are not read."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def unreadable(path: Path) -> str:
+        raise OSError(errno.EIO, "not now", str(path))
+
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+        **changes,
+    })  # fmt: skip
+    for step, manifest in {3: '{"files": {"weights": {"size": 1, "sha256": "0"}}}', 5: None}.items():
+        folder = JobLayout(config.job_dir).step(step)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text("w")
+        if manifest:
+            (folder / MANIFEST).write_text(manifest)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setattr("flows.local.connection.known_server", lambda _: "http://127.0.0.1:1/api")
+    monkeypatch.setattr("flows.local.connection.prefect_environment", lambda _: {})
+    monkeypatch.setattr("flows.loaded.run_flow", interrupted)
+    monkeypatch.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_core.checkpoints.commit.file_digest", unreadable)
+    with pytest.raises(KeyboardInterrupt), PrefectConnection(tmp_path) as prefect:
+        prefect.run(flow, config, tmp_path / "run.yaml", [])
+    told = capsys.readouterr().err
+    assert ("of n" in told) == ("step 3 of n" in told) == is_resumed
