@@ -163,6 +163,20 @@ class Counting:
         return [Completion(np.arange(2), one, np.zeros(1, np.float32), 0, "") for one in ids]
 
 
+def register_blocking(monkeypatch, starts):
+    """A workflow `blocking`, which does not yield once another one has begun; that is noticed soon."""
+
+    class Blocking(Scripted):
+        async def run(self):
+            while not starts:
+                await asyncio.sleep(0.01)
+            time.sleep(3600)
+
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
+
+
 def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
     starts = []
 
@@ -176,16 +190,8 @@ def test_what_a_blocked_start_recorded_is_not_returned(monkeypatch):
                 row.reward = 1.0
             return rows
 
-    class Blocking(Workflow):
-        async def run(self):
-            while not starts:
-                await asyncio.sleep(0.01)
-            time.sleep(3600)
-
-    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
-    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    register_blocking(monkeypatch, starts)
     monkeypatch.setitem(WORKFLOWS, "recorded", Recorded)
-    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
     tasks = [
         Task(0, {}, "set", "recorded", repeat_times=2, group="g"),
         Task(1, {}, "set", "blocking", group="h"),
@@ -209,16 +215,8 @@ def test_what_a_blocked_start_still_waits_for_is_not_subtracted_from_the_next_on
                 starts[0].__enter__()  # as a thread that goes on
             await asyncio.sleep(3600)
 
-    class Blocking(Scripted):
-        async def run(self):
-            while not starts:
-                await asyncio.sleep(0.01)
-            time.sleep(3600)
-
-    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.2)
-    monkeypatch.setattr(workflow_loops, "YIELD_SECONDS", 0.2)
+    register_blocking(monkeypatch, starts)
     monkeypatch.setitem(WORKFLOWS, "waiting", Waiting)
-    monkeypatch.setitem(WORKFLOWS, "blocking", Blocking)
     tasks = [Task(i, {}, "set", name, group=name) for i, name in enumerate(("waiting", "blocking"))]
 
     async def main():

@@ -72,17 +72,13 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None, merge:
             except DataError as error:
                 log.error("%s", error)
                 failures.append(error)
-    if not folders:
-        raise (
-            failures[0]
-            if failures
-            else DataError(
-                f"none of the {len(steps)} checkpoints in {checkpoint_dir} is whole and holds the policy",
-                key=str(checkpoint_dir),
-            )
-        )
-    if failures:
+    if failures and folders:
         raise DataError(f"{len(failures)} of {len(steps)} checkpoints are not converted, all others are: {failures[0]}")
+    if failures:
+        raise failures[0]
+    if not folders:
+        none = f"none of the {len(steps)} checkpoints in {checkpoint_dir} is whole and holds the policy"
+        raise DataError(none, key=str(checkpoint_dir))
     return folders
 
 
