@@ -39,7 +39,7 @@ from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
 from trinity_core.processes import cores
 from trinity_core.rollout.records import ExploredFile, OperatorInput
-from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.run_store import open_run_store
@@ -51,8 +51,6 @@ from trinity_core.workflows.rewards.pool import usual_workers
 
 log = logging.getLogger(__name__)
 
-REWARD_SECONDS = 10.0
-"""For one answer's verdict."""
 EXTERNAL_SHARE = 0.9
 """Share of `explorer.max_timeout` for a request to `explorer.external_model` with its retries, so that a slow endpoint
 does not look like a slow workflow."""
@@ -68,7 +66,6 @@ class Resources:
     pool: EnginePool
     model: EngineModel | ExternalModel
     runner: TaskRunner
-    rewards: TimedRewards
     reward_pool: RewardPool
     steps: StepSource | None
     """None without a task set to explore: then the explorer only evaluates."""
@@ -94,7 +91,7 @@ class Resources:
 
     def usage(self) -> tuple[float, float, float]:
         """Totals so far: seconds of engines and of verifiers, sampled tokens."""
-        return self.pool.busy.seconds, self.rewards.busy.seconds, self.pool.tokens
+        return self.pool.busy.seconds, self.runner.scoring.seconds, self.pool.tokens
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
@@ -162,13 +159,12 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     ]
     by_name = {model.name: model for model in language_models}
     reward_workers = config.explorer.reward_workers or usual_workers(cores())
-    reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
-    rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
+    reward_pool = RewardPool(reward_workers, plugin_dir=config.plugin_dir)
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
         policy,
-        rewards,
+        ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)),
         at_once,
         config.explorer.max_timeout,
         config.explorer.max_retry_times,
@@ -183,7 +179,6 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         pool=pool,
         model=policy,
         runner=runner,
-        rewards=rewards,
         reward_pool=reward_pool,
         steps=_steps(config, read, runner, api),
         eval_tasksets=read.eval_tasksets,
