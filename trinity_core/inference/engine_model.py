@@ -211,10 +211,17 @@ def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
     )
 
 
-def auxiliary_limits(config: Config, model: AuxiliaryModelConfig, stop_token_ids: tuple[int, ...]) -> Limits:
-    """Limits of an auxiliary model; lengths that it does not set are the policy's."""
-    longest = model.max_model_len or config.model.max_model_len
-    assert longest is not None
-    answer = model.max_response_tokens or config.model.max_response_tokens or longest
+def auxiliary_model(
+    config: Config,
+    model: AuxiliaryModelConfig,
+    pool: EnginePool,
+    encoder: ChatEncoder,
+    stop_token_ids: tuple[int, ...],
+    outside: RunsElsewhere = in_this_loop,
+) -> EngineModel:
+    """An auxiliary model on its engines; answers that it does not limit are as long as the policy's."""
+    assert model.max_model_len is not None
+    answer = model.max_response_tokens or config.model.max_response_tokens or model.max_model_len
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
-    return Limits(longest, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
+    limits = Limits(model.max_model_len, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
+    return EngineModel(pool, encoder, limits, model.called, outside=outside)

@@ -168,7 +168,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
     return _settings(
         model,
         model_path=model.model_path,
-        max_model_len=_known(model.max_model_len or config.model.max_model_len, "max_model_len"),
+        max_model_len=_known(model.max_model_len, "max_model_len"),
         max_num_seqs=model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.config.paths import api_address_file
 from trinity_core.config.rules.explorer import key_in, key_of_endpoint
 from trinity_core.config.schema.explorer import ExternalModelConfig
@@ -20,10 +20,10 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
-from trinity_core.data.tokenizer import endless_answers, load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import auxiliary_encoder, endless_answers, policy_encoder, stop_tokens
 from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
+from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
 from trinity_core.inference.external_model import ExternalModel, usual_sampling
 from trinity_core.inference.openai_api import served
 from trinity_core.inference.openai_api.server import ApiServer
@@ -154,7 +154,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     loops = WorkflowLoops()
     policy = _model(config, read, pool, loops)
     language_models = [
-        EngineModel(other, encoder, auxiliary_limits(config, model, stops), name_of(model), outside=loops.outside)
+        auxiliary_model(config, model, other, encoder, stops, loops.outside)
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
@@ -256,9 +256,7 @@ def _read(config: Config) -> _Read:
     evals = open_tasksets(config, encoder, rejected, is_eval=True)
     others = []
     for model in config.explorer.auxiliary_models:
-        tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
-        thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-        other = ChatEncoder(tokenizer, None, thinking)
+        other = auxiliary_encoder(model)
         others.append((other, stop_tokens(model.model_path, other)))
     stops = stop_tokens(config.model.model_path, encoder) if encoder else ()
     if encoder and (warning := endless_answers(encoder)):
@@ -322,11 +320,6 @@ def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
     return models[name]
 
 
-def name_of(model: AuxiliaryModelConfig) -> str:
-    """The name by which rewards find a model."""
-    return model.name or model.model_path
-
-
 def apart(
     config: Config, auxiliary: Sequence[Sequence[Any]]
 ) -> tuple[Config, list[Sequence[Any]], dict[str, RewardEngines]]:
@@ -335,7 +328,7 @@ def apart(
     for model, group in zip(config.explorer.auxiliary_models, auxiliary, strict=True):
         if is_reward_model(model.model_path):
             patience = config.explorer.engine_timeout
-            reward_models[name_of(model)] = RewardEngines(group, name_of(model), START_SECONDS, patience)
+            reward_models[model.called] = RewardEngines(group, model.called, START_SECONDS, patience)
         else:
             models.append(model)
             engines.append(group)

@@ -57,16 +57,15 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
         models.append(ModelOnPool(served, front, *policy))
     for other, (pool, stops) in zip(explorer.auxiliary_models, auxiliary, strict=True):
         if other.enable_openai_api:
-            longest = other.max_model_len or model.max_model_len
-            assert longest is not None
+            assert other.max_model_len is not None
             served = ServedModel(
-                names=(other.name or other.model_path,),
+                names=(other.called,),
                 path=other.model_path,
                 template_args=_thinking(other.enable_thinking),
                 recorded=False,
                 **_parsing(other),
             )
-            front = _front(other.model_path, longest, other, other.trust_remote_code)
+            front = _front(other.model_path, other.max_model_len, other, other.trust_remote_code)
             models.append(ModelOnPool(served, front, pool, stops))
     buffer = JobLayout(config.job_dir).buffer
     log = SessionLog(session_log_path(buffer, explorer.name))

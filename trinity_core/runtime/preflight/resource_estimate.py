@@ -109,7 +109,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         settings = auxiliary_engine(config, model, placement.on_gpu)
         prompt = model.max_prompt_tokens or settings.max_model_len
         memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
-        kind = f"{AUXILIARY} {model.name or model.model_path}"
+        kind = f"{AUXILIARY} {model.called}"
         process = _process(kind, model.engine_num, gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, settings, model.model_path))
     if placement.trainers:
