@@ -18,8 +18,8 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
-from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
-from trinity_core.workflows.rollout_model import Completion, FinishReason, plain_message
+from trinity_core.threads import RunsElsewhere, in_this_loop
+from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, plain_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Limits:
 
 
 @dataclass
-class EngineModel:
+class EngineModel(RolloutModel):
     """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
 
     pool: EnginePool
@@ -121,14 +121,6 @@ class EngineModel:
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         scores = await self.outside(self.pool.score([int(token) for token in tokens]))
         return np.asarray(scores, dtype=np.float32)
-
-    def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
-        """`chat` from another thread."""
-        return call_in(self.loop, self.chat(messages, n, *arguments, **named))
-
-    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
-        """`generate` from another thread."""
-        return call_in(self.loop, self.generate(prompt_tokens, n, **named))
 
     def _encoder(self, template: str | None) -> ChatEncoder:
         if template is None or template == self.encoder.template:
