@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,8 +26,8 @@ from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.members import Contribution, Stats
-from trinity_core.store.presence import SEEN_SECONDS, all_is_dropped, describe_explorers
-from trinity_core.store.run_store import open_run_store
+from trinity_core.store.presence import all_is_dropped, describe_explorers
+from trinity_core.store.run_store import open_run_store, present
 from trinity_core.store.schema import TRAINER
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
@@ -189,21 +188,8 @@ class RolloutSource(BatchSource):
     def present(self, total_steps: int) -> Iterator[None]:
         """Note in the store that the trainer begins, and every few seconds that it is still there."""
         self.store.begin(self.name, total_steps)
-        done = threading.Event()
-        noting = threading.Thread(target=self._keep_noting, args=(done,), name="presence", daemon=True)
-        noting.start()
-        try:
+        with present(partial(self.store.seen, TRAINER, self.name), "the trainer"):
             yield
-        finally:
-            done.set()
-            noting.join(SEEN_SECONDS)
-
-    def _keep_noting(self, done: threading.Event) -> None:
-        while not done.wait(SEEN_SECONDS):
-            try:
-                self.store.seen(TRAINER, self.name)
-            except (TransientFault, TrinityError) as fault:
-                log.warning("the trainer cannot record that it is at work: %s", fault)
 
     def end(self) -> None:
         """Note it in the store."""
