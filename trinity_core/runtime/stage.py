@@ -46,7 +46,6 @@ from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
-from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
@@ -355,7 +354,7 @@ def resume_step(config: Config, components: set[str]) -> int:
         if "train" in components:
             abandon_after(config.job_dir, step)
             run_versions(config).rewind(step)
-            warn_of_lost(store.rewind(step))
+            store.rewind(step)
             rewind(config.job_dir, step, store.explorer_steps)
             store.expect_trainer()
         store.expect(config.explorer.name)

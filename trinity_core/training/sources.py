@@ -24,7 +24,6 @@ from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.members import Contribution, Stats
 from trinity_core.store.presence import all_is_dropped, describe_explorers
 from trinity_core.store.run_store import open_run_store, present
@@ -207,7 +206,7 @@ class RolloutSource(BatchSource):
         """Return later batches to the queue and drop rows that newer policies sampled."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
-        warn_of_lost(self.store.rewind(step))
+        self.store.rewind(step)
         self.archive.rewind(step)
 
     def explorer_steps(self) -> dict[str, int]:
