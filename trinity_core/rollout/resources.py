@@ -25,7 +25,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Endpoint
 from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
 from trinity_core.inference.external_model import ExternalModel, usual_sampling
-from trinity_core.inference.openai_api import served
+from trinity_core.inference.openai_api import api_settings
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import START_SECONDS, EnginePool
 from trinity_core.inference.remote import RemoteEngine, as_handle
@@ -110,7 +110,7 @@ class Resources:
         self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
-            if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
+            if api_settings.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
                 api_address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.operators.close()
@@ -170,7 +170,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         config.explorer.max_retry_times,
         language_models,
         config.explorer.rollout_model.enable_history,
-        served.workflow_models(config, api, pool),
+        api_settings.workflow_models(config, api, pool),
         loops,
     )
     data_juicer = open_data_juicer(config, serves_models=True)
@@ -223,14 +223,14 @@ async def _serve(
     config: Config, reading: asyncio.Task[_Read], pool: EnginePool, others: Sequence[EnginePool]
 ) -> ApiServer | None:
     """Start the server of the OpenAI API while the engines load; None if no model is to be served."""
-    if not served.is_served(config):
+    if not api_settings.is_served(config):
         return None
     read = await reading
     stops = [one[1] for one in read.others]
-    api = served.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
+    api = api_settings.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
     await api.start()
-    if served.is_told(config):
-        served.write_address(config, api)
+    if api_settings.is_told(config):
+        api_settings.write_address(config, api)
     return api
 
 
