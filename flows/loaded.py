@@ -19,7 +19,7 @@ from trinity_core.config import Config
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
 def run_stage(
     kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
 ) -> dict[str, Any]:
-    """The body of the flows that run or evaluate one stage. The fields are those of `Request`."""
+    """The body of the flows that run or evaluate one stage. The fields are those of `StageRequest`."""
     with retry_only_transient_faults():
         loaded = load(file, overrides)
-        return run_request(Request(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)
+        return run_request(StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)

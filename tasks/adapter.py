@@ -25,7 +25,7 @@ from tasks.verdicts import ask
 from trinity_core.config import Config
 from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
 from trinity_core.runtime.faults import Stopped, is_cancelled
-from trinity_core.runtime.stage import Request, Stage
+from trinity_core.runtime.stage import Stage, StageRequest
 from trinity_core.runtime.verdicts import asks_person
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class PrefectAdapter(Adapter):
         as_task = patient_task(name) if patient else task(name=name, cache_policy=NO_CACHE, persist_result=False)
         return as_task(step)()
 
-    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+    def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
         results, stopped = list[T](), list[Stopped]()
 

@@ -17,15 +17,15 @@ from tasks import adapter
 from tasks.adapter import PREFECT
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 
 
-def requests() -> list[Request]:
+def requests() -> list[StageRequest]:
     config: Any = SimpleNamespace(name="run.1")
     return [
-        Request(config, "evaluate", "sft", which="base"),
-        Request(config, "sft", "sft"),
-        Request(config, "rft", "rft"),
+        StageRequest(config, "evaluate", "sft", which="base"),
+        StageRequest(config, "sft", "sft"),
+        StageRequest(config, "rft", "rft"),
     ]
 
 

@@ -19,7 +19,7 @@ from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.driver import gpus_together, plan_parts
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, Stopped
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 from trinity_core.store.run_store import open_run_store
 from trinity_core.training.sources import wait_lease
 
@@ -84,7 +84,7 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
     monkeypatch.setattr(driver, "shared_ray", lambda *_: nullcontext(CancelToken()))
 
     class Played(Adapter):
-        def subflow(self, request: Request, run: Any) -> Any:
+        def subflow(self, request: StageRequest, run: Any) -> Any:
             ran.append(request.config.mode)
             if request.config.mode == "explore":
                 for step in range(store.position("explorer").step + 1, 4):

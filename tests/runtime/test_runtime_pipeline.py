@@ -24,7 +24,7 @@ from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.run_stores import runs_in
-from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
+from trinity_core.runtime.stage import StageRequest, in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -71,7 +71,7 @@ def test_a_finished_pipeline_is_not_run_again(
     sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
 
-    def run_request(request: Request, adapter: Adapter) -> dict[str, Any]:
+    def run_request(request: StageRequest, adapter: Adapter) -> dict[str, Any]:
         asked.append((request.kind, request.which))
         return {"score": 0.1}
 

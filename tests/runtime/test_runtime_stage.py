@@ -29,7 +29,7 @@ from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step, unlock_run
+from trinity_core.runtime.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
 from trinity_core.runtime.tracking_thread import _run_info
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
@@ -139,7 +139,7 @@ def test_a_run_without_prefect_logs_its_warnings(
         "service": {"data_juicer": {}},
         "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
     }
-    stage = resolve(Request(config_from_dict(tree)))
+    stage = resolve(StageRequest(config_from_dict(tree)))
     assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
 
 
@@ -166,7 +166,7 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
     }
 
     def start(model_path: Path) -> Config:
-        stage = resolve(Request(config_from_dict(tree, [f"model.model_path={model_path}"])))
+        stage = resolve(StageRequest(config_from_dict(tree, [f"model.model_path={model_path}"])))
         for name in lock_names(stage.config, PARTS):
             release(stage.config.job_dir, name)
         assert stage.resumed_step == 0
@@ -241,7 +241,7 @@ def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_fold
             raise TrinityError("nobody was there")
 
     with raising(TrinityError, key=""):
-        run_request(Request(config, "rft", is_ready=True), Judging())
+        run_request(StageRequest(config, "rft", is_ready=True), Judging())
     assert all(locked) and len(locked) == 2
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
 
@@ -310,13 +310,13 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
 ) -> None:
     """Also where `memory` takes over from `nccl`, as on this machine."""
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, gpus, method, style))
-    stage = choose_stage(Request(config))
+    stage = choose_stage(StageRequest(config))
     assert stage.config.synchronizer.sync_method == "memory"
     assert config.synchronizer.style == stage.config.synchronizer.style == in_force
     assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
     lines = set(map(str, notices(config)))
     assert lines <= set(map(str, stage.warnings))
-    evaluation = choose_stage(Request(config, "evaluate", which="base"))
+    evaluation = choose_stage(StageRequest(config, "evaluate", which="base"))
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
 
 
@@ -328,8 +328,8 @@ def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
     monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 0))
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "memory", "explorer_driven") | stages)
     name = "first" if stages else ""
-    training = choose_stage(Request(config, "rft", name)).placement.engine_threads
-    evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads
+    training = choose_stage(StageRequest(config, "rft", name)).placement.engine_threads
+    evaluation = choose_stage(StageRequest(config, "evaluate", name, which="base")).placement.engine_threads
     assert training < 16 and evaluation == (training if stages else 16)
 
 

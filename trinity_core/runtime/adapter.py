@@ -18,7 +18,7 @@ from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.verdicts import with_verdicts
 
 if TYPE_CHECKING:
-    from trinity_core.runtime.stage import Request, Stage
+    from trinity_core.runtime.stage import Stage, StageRequest
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Adapter:
         """The result of a step of that name. A `patient` one may be tried again where the adapter has retries."""
         return step()
 
-    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+    def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run one stage of several; its result."""
         return run()
 

@@ -30,7 +30,7 @@ from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summa
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
-from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume, unlock_run
+from trinity_core.runtime.stage import Stage, StageRequest, choose_stage, pick_stage, resume, unlock_run
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
 from trinity_core.store.run_store import open_run_store
 
@@ -52,10 +52,10 @@ def run_configuration(config: Config, adapter: Adapter = PLAIN, is_ready: bool =
     """Run a checked configuration with all its stages; its summary."""
     if config.stages:
         return run_pipeline(config, adapter, is_ready)
-    return run_request(Request(config, flow_of(config), is_ready=is_ready), adapter)
+    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), adapter)
 
 
-def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
+def run_request(request: StageRequest, adapter: Adapter = PLAIN) -> dict[str, Any]:
     """Run or evaluate one stage; its summary."""
     stage = adapter.call("resolve", lambda: resolve(request, adapter))
     if request.kind == "evaluate":
@@ -64,7 +64,7 @@ def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
         return run(adapter.judged(stage), adapter)
 
 
-def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
+def resolve(request: StageRequest, adapter: Adapter = PLAIN) -> Stage:
     """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
     chosen = choose_stage(request, adapter.begun_by(), request.is_ready and not adapter.is_retry())
     adapter.announce(chosen.config, chosen.stage)
@@ -109,7 +109,7 @@ def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, A
         return plan_stages(config, adapter.begun_by())
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
-        request = Request(config, kind, stage, is_ready=is_ready, **more)
+        request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
         return adapter.subflow(request, lambda: run_request(request, adapter))
 
     plan = adapter.call("resolve", resolve_pipeline, patient=True)
@@ -150,7 +150,7 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
         return parts
 
     def run_part(part: Part, trained: Event, token: CancelToken) -> dict[str, Any]:
-        request = Request(part.config, "rft", file=part.file)
+        request = StageRequest(part.config, "rft", file=part.file)
         try:
             while True:
                 summary = adapter.subflow(request, lambda: run_request(request, adapter))

@@ -91,7 +91,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StageRequest:
     """A stage to run, or to evaluate, of a configuration that has been loaded and checked."""
 
     config: Config
@@ -117,7 +117,7 @@ class Request:
         return self.kind == "evaluate" and self.which == "base"
 
 
-def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -> Stage:
+def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = False) -> Stage:
     """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
 
     `begun_by` identifies the attempts at one run, which share a fresh folder. With `is_ready` what the configuration

@@ -38,8 +38,8 @@ from trinity_core.training.state import (
     optimizer_steps,
     parameters,
     restore,
-    shape_of,
     weights,
+    whole_shape,
 )
 
 PIECE_BYTES = 2 << 30
@@ -96,7 +96,7 @@ def largest_file(learner: Learner) -> int:
     """Bytes of the largest file that `copy` makes on one rank."""
     sizes = []
     for engine in engines_by_folder(learner).values():
-        saved = sum(math.prod(shape_of(p, engine)) for _, p in parameters(engine))
+        saved = sum(math.prod(whole_shape(p, engine)) for _, p in parameters(engine))
         share = saved // learner.ranks.world_size
         sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, share * 12)))
     return max(sizes)
@@ -105,7 +105,7 @@ def largest_file(learner: Learner) -> int:
 def model_bytes(learner: Learner) -> int:
     """Bytes of the whole policy, also of an adapter's base: what a conversion writes."""
     engine = learner.engine
-    return sum(math.prod(shape_of(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
+    return sum(math.prod(whole_shape(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
 
 
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:

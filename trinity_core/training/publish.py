@@ -27,7 +27,7 @@ from trinity_core.training.engine import uncompiled
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 from trinity_core.training.saving import Copying
-from trinity_core.training.state import base_weights, shape_of, stored_buffers, weights
+from trinity_core.training.state import base_weights, stored_buffers, weights, whole_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ class PolicyWeights:
             if self._engine.adapter is not None and is_adapter(name) is (self._adapter is None):
                 continue
             tied_to = first.setdefault(id(p), name)
-            trained.append(TensorSpec(name, dtype, shape_of(p, self._engine), tied_to if tied_to != name else ""))
+            trained.append(TensorSpec(name, dtype, whole_shape(p, self._engine), tied_to if tied_to != name else ""))
         stored = {} if self._adapter is not None else stored_buffers(self._engine)
         return trained + [spec_of(name, buffer) for name, buffer in stored.items()]
 

@@ -36,7 +36,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
-from trinity_core.sync.versions import kept_versions
+from trinity_core.sync.versions import version_count
 from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
@@ -260,7 +260,7 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     slots = 0
     if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
-        kept = kept_versions(config)
+        kept = version_count(config)
         published = (config.buffer.total_steps or kept) // SyncSchedule.of(config).publish_every + 1
         slots = min(kept + 1, published)
     reference = None
