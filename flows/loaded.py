@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
 
 from flows.local.worker import mark_ended
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
 from trinity_core.program import TERMINATED

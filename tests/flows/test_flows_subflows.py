@@ -13,8 +13,8 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
 from flows.loaded import cancellable
-from tasks import adapter
-from tasks.adapter import PREFECT
+from tasks import frontend
+from tasks.frontend import PREFECT
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
 from trinity_core.runtime.stage import StageRequest
@@ -51,7 +51,7 @@ def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect would, and could hide the error for which all parts are stopped."""
-    monkeypatch.setattr(adapter, "RETRY_DELAY", 0)
+    monkeypatch.setattr(frontend, "RETRY_DELAY", 0)
     token, faults = CancelToken(), [ProcessLost("the first attempt's")]
 
     def stage() -> None:

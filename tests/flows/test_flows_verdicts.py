@@ -160,7 +160,7 @@ def asking(config):
     """A flow that does what the flow `sft` does before it trains."""
     from prefect import flow
 
-    from tasks.adapter import PREFECT
+    from tasks.frontend import PREFECT
 
     @flow(name="judged", persist_result=False)
     def judged() -> Stage:

@@ -25,9 +25,9 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import TRAINER, hold, is_held, release
-from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
+from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
 from trinity_core.runtime.tracking_thread import _run_info
@@ -235,7 +235,7 @@ def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_fold
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "checkpoint", "fixed"))
     locked: list[bool] = []
 
-    class Judging(Adapter):
+    class Judging(Frontend):
         def judged(self, stage: Stage) -> Stage:
             locked.extend(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
             raise TrinityError("nobody was there")

@@ -23,15 +23,15 @@ from tasks.reports import (
 from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
 from trinity_core.config import Config
-from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
 from trinity_core.runtime.faults import Stopped, is_cancelled
+from trinity_core.runtime.frontend import Frontend, Stoppable, raise_most_telling, wait_for_all
 from trinity_core.runtime.stage import Stage, StageRequest
 from trinity_core.runtime.verdicts import asks_person
 
 T = TypeVar("T")
 
 
-class PrefectAdapter(Adapter):
+class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
     report = LiveReport
@@ -128,4 +128,4 @@ class PrefectAdapter(Adapter):
         show_if_possible(lambda: show_summary(config, rest))
 
 
-PREFECT = PrefectAdapter()
+PREFECT = PrefectFrontend()
