@@ -18,7 +18,7 @@ from tasks.main_settings import MAIN_SETTINGS, with_main_settings
 from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
-from trinity_core.config.public import MASK
+from trinity_core.config.secrets import MASK
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.metrics_file import metrics_path

@@ -251,7 +251,7 @@ def log(
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
     from trinity_core.layout import JobLayout
-    from trinity_core.runtime.run_stores import runs_in
+    from trinity_core.runtime.find_stores import runs_in
     from trinity_core.tracking.log_stream import LogStream, entry_filter, entry_line, stream_entries
 
     folder = checkpoint_dir.absolute()
@@ -292,7 +292,7 @@ def check_data(
     from trinity_core.pipelines.tasks import with_curated_tasks
     from trinity_core.runtime.asked_models import RunModels
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.store.earlier import read_answers
+    from trinity_core.store.earlier_rollouts import read_answers
 
     checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
     colour = sys.stdout.isatty() if color is None else color

@@ -17,7 +17,7 @@ from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
 from trinity_core.config.paths import curated_folder, output_root, reads_output, uses_pipeline
 from trinity_core.errors import DataError
-from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import configured_pipeline
 from trinity_core.runtime.pipeline import finished

@@ -18,12 +18,12 @@ from trinity_core.layout import JobLayout
 from trinity_core.runlock import held, is_held
 from trinity_core.runtime import driver, pipeline
 from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.find_stores import runs_in
 from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
-from trinity_core.runtime.run_stores import runs_in
 from trinity_core.runtime.stage import StageRequest, in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
 

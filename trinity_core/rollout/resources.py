@@ -32,9 +32,9 @@ from trinity_core.inference.remote import RemoteEngine, as_handle
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
 from trinity_core.inference.tool_parsing import ToolCallReader, asks_template, parser_of
-from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer.client import DataJuicer
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
+from trinity_core.pipelines.named_parts import require_names
 from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
 from trinity_core.processes import cores

@@ -10,7 +10,7 @@ from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.data.session_log import read_sessions
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
-from trinity_core.runtime.run_stores import open_store, stores_of
+from trinity_core.runtime.find_stores import open_store, stores_of
 from trinity_core.store.audit import Audit, archived, judge, read
 
 COUNTS = (

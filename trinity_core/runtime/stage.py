@@ -29,8 +29,8 @@ from trinity_core.checkpoints.beginning import (
 )
 from trinity_core.checkpoints.resume import abandon_after, claimed, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
-from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.config.secrets import without_password
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.public import without_password, without_secrets
 from trinity_core.config.schema.monitor import MonitorConfig
+from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import read_json, temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trinity_core.config.public import without_password
+from trinity_core.config.secrets import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, read_json, write_json
 from trinity_core.page_notes import mlflow_address

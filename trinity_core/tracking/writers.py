@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity_core.config.public import without_secrets
+from trinity_core.config.secrets import without_secrets
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
 

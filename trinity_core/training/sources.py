@@ -22,7 +22,7 @@ from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
-from trinity_core.store.earlier import read_answers
+from trinity_core.store.earlier_rollouts import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.members import Contribution, Stats
 from trinity_core.store.presence import all_is_dropped, describe_explorers

@@ -21,7 +21,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, InputError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.run_stores import open_store, runs_in, stores_of
+from trinity_core.runtime.find_stores import open_store, runs_in, stores_of
 from trinity_core.store.database import Database
 from trinity_core.store.schema import Tables
 from trinity_core.tracking.rollouts import rollouts_dir

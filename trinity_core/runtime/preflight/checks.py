@@ -18,7 +18,7 @@ from trinity_core.config.findings import ConfigError, Finding, Report
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pipelines.checks import missing_names
+from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey

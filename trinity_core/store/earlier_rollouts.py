@@ -16,8 +16,8 @@ import numpy as np
 from sqlalchemy import select
 
 from trinity_core.config.paths import BACKUPS, DATABASES
-from trinity_core.config.public import without_password
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, ExperienceBufferConfig
+from trinity_core.config.secrets import without_password
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience, from_bytes, from_json, rollout_rewards, rollouts_of
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
