@@ -197,7 +197,7 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
     layout, scores = JobLayout(job_dir), latest_scores(job_dir)
     return [
         CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
-        for step in whole_steps(layout)
+        for step in whole_steps(layout.root)
     ]
 
 

@@ -12,7 +12,6 @@ from trinity_core.config.sync_schedule import StalenessBound, SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TransientFault
 from trinity_core.inference.pool import EnginePool
-from trinity_core.layout import JobLayout
 from trinity_core.rollout.records import StepRecords
 from trinity_core.store.presence import TrainerPresence
 from trinity_core.store.store import ExperienceStore
@@ -174,7 +173,7 @@ class GpuTurn:
     """The explorer's turn on a shared GPU; outside it the engines sleep. Without a shared GPU it is always its turn."""
 
     def __init__(self, config: Config, records: StepRecords) -> None:
-        lock, side = JobLayout(config.job_dir).gpu_lock, f"explorer {config.explorer.name}"
+        lock, side = config.layout.gpu_lock, f"explorer {config.explorer.name}"
         self._gpu = SharedGpu(lock, side) if config.cluster.colocate else None
         self._timeout = config.synchronizer.sync_timeout
         self._records = records

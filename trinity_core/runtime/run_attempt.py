@@ -15,7 +15,6 @@ from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.errors import on_failure
-from trinity_core.layout import JobLayout
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
@@ -99,7 +98,7 @@ class RunAttempt:
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
-                    self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
+                    self.cluster.write_timeline(self.config.layout.monitor / "timeline.json")
             finally:
                 self.close(outcome)
 

@@ -46,7 +46,7 @@ class Identity:
 def open_run_store(config: Config) -> ExperienceStore:
     """The store of a configuration's run; made, with the run's folder, if there is none."""
     namespace = identify(config).namespace
-    JobLayout(config.job_dir).create()
+    config.layout.create()
     return ExperienceStore.open(store_url(config), namespace)
 
 

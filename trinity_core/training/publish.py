@@ -17,7 +17,6 @@ from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
-from trinity_core.layout import JobLayout
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.versions import TrainerRank
@@ -123,7 +122,7 @@ class Publisher:
         self.versions = versions
         self._publisher = publisher
         self._of_adapter = config.engine_adapter is not None
-        self._latest = JobLayout(config.job_dir).latest_state_dict
+        self._latest = config.layout.latest_state_dict
 
     def due(self, step: int) -> bool:
         """True if the weights after `step` are to be published."""

@@ -20,7 +20,6 @@ from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier_rollouts import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
@@ -108,7 +107,7 @@ class SupervisedSource(BatchSource):
         weights = list(shares(config).values())
         self.data = SupervisedMixture([data, *others], weights) if others else data
         self.rows = config.buffer.train_batch_size
-        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.meta = config.layout.trainer_meta
         self.order = {
             "buffer.train_batch_size": self.rows,
             "seed": config.seed,
@@ -143,13 +142,13 @@ class RolloutSource(BatchSource):
         self.store = open_run_store(config)
         self.name = config.trainer.name
         self.explorer = config.explorer.name
-        self.explorer_meta = JobLayout(config.job_dir).explorer_meta
-        self.archive = Archive(JobLayout(config.job_dir).archive)
+        self.explorer_meta = config.layout.explorer_meta
+        self.archive = Archive(config.layout.archive)
         self.rows = config.buffer.train_batch_size
         self.whole_step = takes_whole_step(config)
         self.timeout = buffer.max_read_timeout
         self.expert = expert
-        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.meta = config.layout.trainer_meta
         self.order = dict(order or {})
         self.strategy = make_strategy(
             algorithm.sample_strategy,
@@ -296,7 +295,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
 
 def _taken(config: Config, each: int) -> TasksTaken:
     """The tasks of the run's train steps; another number than before holds after the checkpoint that is resumed."""
-    meta = JobLayout(config.job_dir).trainer_meta
+    meta = config.layout.trainer_meta
     sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": each}).items()}
     if set(sizes.values()) != {each}:
         resumed = latest_whole(config.job_dir) or 0

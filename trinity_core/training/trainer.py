@@ -27,7 +27,6 @@ from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import run_versions
@@ -116,7 +115,7 @@ class Trainer:
         self._is_offloaded = False
         self._config = config
         self.save_interval = config.trainer.save_interval
-        self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
+        self.metrics = MetricsFile(config.layout.root, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
         """What ended a wait for a batch or for the GPU; the steps before it are saved."""
@@ -389,7 +388,7 @@ def _note_algorithm(config: Config, step: int) -> None:
 
     It may differ unasked too, where the defaults of a newer version do.
     """
-    path, algorithm = JobLayout(config.job_dir).trainer_meta, to_dict(config.algorithm)
+    path, algorithm = config.layout.trainer_meta, to_dict(config.algorithm)
     noted = read_meta(path).get("algorithm", {}) if step else {}
     for key, value in algorithm.items():
         if key in noted and noted[key] != value:
@@ -402,7 +401,7 @@ def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
     """The GPU that an engine shares, once that has left it; None if there is none."""
     if not config.cluster.colocate:
         return None
-    gpu = SharedGpu(JobLayout(config.job_dir).gpu_lock, "trainer")
+    gpu = SharedGpu(config.layout.gpu_lock, "trainer")
     if not gpu.acquire(config.synchronizer.sync_timeout, stopping.is_set):
         raise TransientFault("the trainer was stopped before it had the GPU that it shares")
     return gpu

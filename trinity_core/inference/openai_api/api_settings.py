@@ -20,7 +20,6 @@ from trinity_core.inference.openai_api.recorded_session import SessionTerms
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
-from trinity_core.layout import JobLayout
 
 POLICY = "policy"
 """A name of the policy in requests, beside its model path."""
@@ -67,7 +66,7 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
                     **_of_engines(other),
                 )
             )  # fmt: skip
-    buffer = JobLayout(config.job_dir).buffer
+    buffer = config.layout.buffer
     log = SessionLog(session_log_path(buffer, explorer.name))
     listening = (explorer.listen_address, explorer.api_port) if is_told(config) else (LOOPBACK, 0)
     server = ApiServer(models, *listening, log)
