@@ -97,8 +97,8 @@ class Resources:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
         if self.config.external_model:
             return self.runner.at_once
-        repeats = self.config.algorithm.repeat_times or 1
-        return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
+        repeats = self.config.algorithm.repeat_times
+        return max(self.runner.at_once, self.runner.at_once * repeats // taskset.config.repeat_times)
 
     def eval_tasks(self, taskset: Taskset) -> list[Task]:
         """The tasks of an evaluation; those of an external model with one answer each."""
@@ -199,9 +199,9 @@ def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None)
 
 
 def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:
-    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
+    batch_size, name = config.buffer.batch_size, config.explorer.name
     if api is not None and api.served_sessions is not None and read.encoder is not None:
-        repeats = config.algorithm.repeat_times or 1
+        repeats = config.algorithm.repeat_times
         return ServedSteps(api, api.served_sessions, read.encoder.tokenizer, name, batch_size, repeats)
     if not read.tasksets:
         return None

@@ -246,7 +246,7 @@ def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, 
         log.warning("%s: %s", buffer.name, warning)
     read = read_answers(buffer, encoder, kind, config.model.max_model_len)
     rejected = RejectedRows.of(config, config.trainer.name)
-    return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected, number=number)
+    return SupervisedSet.of(read, buffer.name, kind, config.seed, rejected_rows=rejected, number=number)
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:

@@ -84,7 +84,7 @@ def served_sessions(config: Config, buffer: Path) -> ServedSessions:
         Journal(buffer / f"serving-{config.explorer.name}"),
         SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
         config.explorer.feedback_timeout,
-        config.algorithm.repeat_times or 1,
+        config.algorithm.repeat_times,
         ended=read_endings(buffer),
     )
 
