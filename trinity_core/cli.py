@@ -37,6 +37,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.
 PluginDir = Annotated[
     Path | None, typer.Option("--plugin-dir", help="Folder of Python files with workflows, rewards and algorithms.")
 ]
+RunFolder = Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)]
+StoreConfig = Annotated[
+    Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
+]
+StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")]
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
@@ -195,12 +200,10 @@ def convert(
 
 @app.command(rich_help_panel=RESULTS)
 def audit(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
-    ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    config: StoreConfig = None,
+    store: StoreUrl = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Count the outcome of every task drawn: trained, dropped, failed or pending. Changes nothing.
@@ -220,12 +223,10 @@ def audit(
 
 @app.command(rich_help_panel=RESULTS)
 def view(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
-    ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    config: StoreConfig = None,
+    store: StoreUrl = None,
     host: Annotated[
         str, typer.Option(help="Address or name of this machine to serve on; there is no password.")
     ] = LOOPBACK,
@@ -241,7 +242,7 @@ def view(
 
 @app.command(rich_help_panel=RESULTS)
 def log(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",
     actor: Annotated[
         list[str] | None,
