@@ -58,13 +58,13 @@ class RunFiles:
     ended: datetime | None = None
     state: RunState = RunState.UNKNOWN
     steps: Mapping[str, str] = field(default_factory=dict)
-    """Of a pipeline: stage → the name of its run's folder."""
+    """Stage of a pipeline → the name of its run's folder."""
     step: int = 0
     seconds_a_step: float | None = None
 
     @property
     def score(self) -> float | None:
-        """Of the latest step that has one."""
+        """Score of the latest step that has one."""
         return self.scores[max(self.scores)] if self.scores else None
 
     @property
@@ -75,7 +75,7 @@ class RunFiles:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the latest steps; None if that is not known."""
+        """Time left at the pace of the latest steps; None if that is not known."""
         if self.seconds_a_step is None or self.total_steps is None:
             return None
         return max(self.total_steps - self.step, 0) * self.seconds_a_step
@@ -96,7 +96,7 @@ class Run:
     parent: str = ""
     """The name of the pipeline's run."""
     flow_runs: tuple[FlowRunSeen, ...] = ()
-    """Those of this name, the one that stands for the run first."""
+    """Flow runs of this name, the one that stands for the run first."""
 
     @property
     def flow_run(self) -> FlowRunSeen | None:

@@ -104,7 +104,7 @@ class PrefectFrontend(Frontend):
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
-        """By Prefect's count of attempts at the flow run, or at the stage's subflow run."""
+        """True after the first attempt at the flow run, or at the stage's subflow run, by Prefect's count."""
         return bool(flow_run.run_count > 1)
 
     def announce(self, config: Config, stage: str) -> None:

@@ -51,7 +51,7 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
-        """Those that the same command resumes."""
+        """Runs that the same command resumes."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())

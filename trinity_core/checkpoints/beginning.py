@@ -53,7 +53,7 @@ class Beginning:
     model: str
     """The absolute path of a folder, or a hub model's name."""
     digest: str = ""
-    """Of its weights, see `weights_digest`; "" where they could not be read."""
+    """Digest of its weights, see `weights_digest`; "" where they could not be read."""
     adapter: str | None = None
     """The digest of the adapter that it starts from; "" without one. None: not noted, as in checkpoints, which hold
     their own."""
@@ -65,7 +65,7 @@ class Beginning:
         return cls(model_name(model_path), weights_digest(model_path), adapter)
 
     def differs(self, other: Beginning) -> bool:
-        """By the model's content, wherever the folders are; by name where a content is not known."""
+        """Compare the models' contents, wherever the folders are, or their names where a content is not known."""
         if self.digest and other.digest:
             return self.digest != other.digest
         return self.model != other.model

@@ -55,7 +55,7 @@ EXTERNAL_SHARE = 0.9
 """Share of `explorer.max_timeout` for a request to `explorer.external_model` with its retries, so that a slow endpoint
 does not look like a slow workflow."""
 JUDGE_SHARE = EXTERNAL_SHARE / 2
-"""The same for a judge: the policy's answer takes its time too."""
+"""Share for a request to a judge: the policy's answer takes its time too."""
 
 
 @dataclass

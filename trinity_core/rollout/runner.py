@@ -346,11 +346,11 @@ class AttemptRewards:
     rewards: RewardRunner
     outside: RunsElsewhere
     scoring: BusyTimer
-    """Of all attempts: while anything is scored."""
+    """Time in which any attempt's answers are scored."""
     uncounted: BusyTimer = field(default_factory=BusyTimer)
-    """While verifiers of this attempt score."""
+    """Time in which verifiers score this attempt's answers."""
     asking: BusyTimer = field(default_factory=BusyTimer)
-    """While models are asked for a verdict."""
+    """Time in which models are asked for this attempt's verdicts."""
 
     async def counted(self, workflow: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
         """What the workflow returns, whose waits for others count here (`timing.uncounted`)."""

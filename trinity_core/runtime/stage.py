@@ -84,7 +84,7 @@ class StageRequest:
     """A stage to run, or to evaluate, of a configuration that has been loaded and checked."""
 
     config: Config
-    """Of the whole pipeline, where it has stages."""
+    """Configuration of the whole pipeline, where it has stages."""
     kind: str = ""
     """`rft`, `sft` or `evaluate`; "" for what runs the stage (`flow_of`)."""
     stage: str = ""

@@ -175,7 +175,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
 
 
 def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
-    """Those that an explorer with `storage_type: file` wrote."""
+    """Rollouts that an explorer with `storage_type: file` wrote."""
     read = read_rows(path)
     yield from read.rejected
     for row, location in zip(read.rows, read.locations, strict=True):

@@ -36,7 +36,7 @@ class Identity:
     id: str
     """Unique to the run."""
     namespace: str
-    """Of its tables in the store's database. A run of an older release has its folder's path there."""
+    """Namespace of its tables in the store's database. A run of an older release has its folder's path there."""
     folder: str
     """Where the folder was when the run was last started, links resolved."""
     inode: int

@@ -77,7 +77,7 @@ MOST_TRACES = 50
 CLOSE_SECONDS = 60.0
 """For the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
-"""The same for a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
+"""Time after a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
 
 
 class Forwarder:

@@ -74,7 +74,7 @@ NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
 STARTS = "trinity.starts"
 """A tag: how many starts of the run had settings of their own. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
+"""Environment of MLflow's client if the user sets none; its own: 7 attempts of 120 s. The forwarder tries again."""
 LOCK_SECONDS = 180.0
 """For another process to make the same store or run."""
 VALUE_LENGTH = 5000

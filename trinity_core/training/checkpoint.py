@@ -43,7 +43,7 @@ from trinity_core.training.state import (
 )
 
 PIECE_BYTES = 2 << 30
-"""Of the optimiser's state in one file of a rank."""
+"""Bytes of the optimiser's state in one file of a rank."""
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -140,7 +140,7 @@ def _copy_share(
     following = next(numbered, None)
 
     def share() -> Iterator[tuple[str, Tensor]]:
-        """Of the tensors up to the end of a file."""
+        """Yield the tensors up to the end of a file."""
         nonlocal following
         passed = 0
         while following is not None and passed < piece * ranks.world_size:

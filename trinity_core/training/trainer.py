@@ -61,7 +61,7 @@ class Progress:
     """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
-    """Those of the last step."""
+    """Metrics of the last step."""
     waits: str = ""
     """What it waits for, in words; "": nothing, or not for long."""
 
@@ -123,7 +123,7 @@ class Trainer:
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
         self._copied_step = progress.step
-        """Of the last checkpoint: it is written, or will be."""
+        """Step of the last checkpoint, which is written or will be."""
         self._is_updated = False
         """The policy is known to be another than the one that the run began with."""
         self._signal = RewardSignal(is_absent=progress.step == 0)

@@ -43,7 +43,7 @@ class ViewedRun:
         self._database: Database | None = open_store(folder, store) if store else None
         self._lock = Lock()
         self.advantages = lru_cache(maxsize=8)(self._advantages)
-        """Of a group, by its id: computed once."""
+        """Advantages of a group, by its id: computed once."""
 
     @property
     def has_store(self) -> bool:

@@ -88,7 +88,7 @@ class ApiServer:
     """Queues of tasks that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
     served_sessions: ServedSessions | None = None
-    """Of mode `serve`: clients open sessions themselves, and give feedback."""
+    """Sessions of mode `serve`, which clients open and give feedback to."""
     _auth: SessionAuth = field(init=False, repr=False)
     _server: Server | None = None
     _served: Future[None] | None = None

@@ -68,7 +68,7 @@ NEW_SEQUENCE = (
     "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
 )
 MOST_CHARACTERS = 2000
-"""Of a prompt; its end is what tells requests apart."""
+"""Characters of a prompt that are logged: from its end, which tells requests apart."""
 
 
 class Chat(OpenAIServingChat):

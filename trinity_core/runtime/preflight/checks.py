@@ -39,7 +39,7 @@ KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
 """On the machine of every run (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
-"""Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
+"""Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 

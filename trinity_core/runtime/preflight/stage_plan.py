@@ -38,7 +38,7 @@ from trinity_core.runtime.preflight.steps import (
 )
 
 Row = tuple[str, str]
-"""Of the table of estimates: bytes, and what takes them."""
+"""Row of the table of estimates: bytes, and what takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StagePlan:
     sampled_tokens_a_step: int | None
     """At most, with one turn a rollout: every response as long as `max_response_tokens`."""
     sampled_tokens: int | None
-    """The same of all steps."""
+    """Sum over all steps."""
     experiences_a_step: int | None
     eval_interval: int | None
     save_interval: int | None

@@ -81,7 +81,7 @@ def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """Those of one worker in one step."""
+    """Micro-batches of one worker in one step."""
 
     count: int
     tokens: int
@@ -235,7 +235,7 @@ class TrainedModel:
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Of the machine's memory, for a worker on a GPU: what is offloaded, and a file of a checkpoint."""
+        """Host memory of a worker on a GPU: what is offloaded, and a file of a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host
