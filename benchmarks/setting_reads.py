@@ -29,7 +29,7 @@ from trinity_core.config.training import CriticSettings, TrainSettings
 
 CONFIG = ROOT / "trinity_core/config"
 SAYING = ("schema", "foreign", "import_verl", "rules")
-"""Folders of `config` that declare, rename, describe or check settings."""
+"""Folders that declare, rename, import or check settings."""
 CHECKING = ("notices", "reference", "json_schema")
 """Files of `config` that do."""
 

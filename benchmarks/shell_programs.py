@@ -22,11 +22,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT))
 
-from config.shell_programs import misread  # noqa: E402
+from import_verl.shell_programs import misread  # noqa: E402
 
-from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE  # noqa: E402
-from trinity_core.config.import_verl.shell import ShellScript, UnreadableShell  # noqa: E402
-from trinity_core.config.import_verl.verl_settings import PROGRAM, programs  # noqa: E402
+from trinity_core.import_verl.conditions import END, UNKNOWN, VARIABLE  # noqa: E402
+from trinity_core.import_verl.shell import ShellScript, UnreadableShell  # noqa: E402
+from trinity_core.import_verl.verl_settings import PROGRAM, programs  # noqa: E402
 from trinity_core.workflows.rewards.code.sandbox import CodeLimits, run_program  # noqa: E402
 
 PRELUDE = r"""

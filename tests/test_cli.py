@@ -52,7 +52,7 @@ def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> No
 
 
 def test_import_verl_writes_a_file_that_validates(tmp_path: Path) -> None:
-    script, out = ROOT / "tests/config/documents/verl_grpo.sh", tmp_path / "run.yaml"
+    script, out = ROOT / "tests/import_verl/documents/verl_grpo.sh", tmp_path / "run.yaml"
     done = called(main, "import-verl", str(script), "trainer.total_epochs=2", "-o", str(out))
     assert done.returncode == 0 and done.stdout == f"wrote {out}\n"
     assert "actor_rollout_ref.rollout.name=vllm: the engine is vLLM" in done.stderr

@@ -20,6 +20,7 @@ PURE = BASE | {"data", "algorithms", "workflows"}
 PLUMBING = PURE | {"sync", "store", "checkpoints", "tracking"}
 MAY_IMPORT = {
     "config": set(),
+    "import_verl": {"config"},
     "data": {"config"},
     "algorithms": {"config", "data"},
     "workflows": {"config", "data"},

@@ -155,7 +155,7 @@ def import_verl_run(
 
     trinity import-verl run_qwen2-7b.sh trainer.nnodes=2 -o run.yaml; trinity validate --config run.yaml
     """
-    from trinity_core.config.import_verl import import_to
+    from trinity_core.import_verl import import_to
 
     imported, problems = import_to(file, arguments or [], out)
     typer.echo(f"wrote {out}" if out else imported.text, nl=out is not None)

@@ -48,7 +48,7 @@ def test_kept_processes_that_do_not_answer_are_replaced(monkeypatch: pytest.Monk
     monkeypatch.setattr(actors, "LOAD_SECONDS", 0.05)
     monkeypatch.setattr(actors, "SILENCE_SECONDS", 0.05)
     with pytest.raises(ProcessLost, match="engines kept from an earlier stage have not loaded some/model within"):
-        actors.load_folder([silent("load")], "some/model", no_check)
+        actors.take_over([silent("move_log")], Config(), "some/model", no_check)
     with pytest.raises(ProcessLost, match="workers kept from an earlier stage have not let it go within"):
         actors.renew([silent("renew")], Config(), 1, no_check)
 

@@ -27,6 +27,7 @@ from trinity_core.runtime import actors, ray_worker
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
 from trinity_core.runtime.placement import Machine, place
+from trinity_core.tracking.logs import log_environment
 
 
 class Sleeper:
@@ -72,17 +73,23 @@ def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_kept_engines_take_the_adapter_out_or_load_the_model(lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter's engines have the base already, which may be a hub name or no safetensors."""
+    """An adapter's engines have the base already, which may be a hub name or no safetensors. They log where engines
+    that this stage had started itself would."""
     config = small_config().with_values({"model.model_path": "org/name"})
     if lora:
         config = config.with_values({"model.lora_configs": (LoraConfig(),)})
     placement, cluster, loaded = place(config, Machine(1, 0)), Cluster(config, Machine(1, 0)), list[WeightSource]()
-    engine = SimpleNamespace(load=SimpleNamespace(remote=lambda source, version: loaded.append(source)))
+    logs: list[dict[str, str]] = []
+    engine = SimpleNamespace(
+        load=SimpleNamespace(remote=lambda source, version: loaded.append(source)),
+        move_log=SimpleNamespace(remote=logs.append),
+    )
     cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), [engine])
     monkeypatch.setattr(actors, "_are_ready", lambda cluster, kept, load: [load()])
     monkeypatch.setattr(actors, "results_of", lambda *_: None)
     assert actors.start_engines(cluster, config, placement) == [engine]
     assert loaded == [WeightSource("folder", "" if lora else str(Path("org/name").absolute()))]
+    assert logs == [log_environment(config, engine_name(config, 0))]
 
 
 @pytest.mark.parametrize(("error", "replaced"), [(EngineLost("no memory"), True), (TrinityError("no model"), False)])
@@ -97,7 +104,7 @@ def test_kept_engines_that_cannot_load_are_ended(
     def load(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(actors, "load_folder", load)
+    monkeypatch.setattr(actors, "take_over", load)
     monkeypatch.setattr(actors, "_start_engine", lambda *_: "new")
     cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), ["kept"])
     with nullcontext() if replaced else pytest.raises(type(error)):

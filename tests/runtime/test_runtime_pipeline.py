@@ -24,22 +24,25 @@ from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.run_stores import runs_in
-from trinity_core.runtime.stage import Request, in_fresh_folder, job_dir_of, stage_names
+from trinity_core.runtime.stage import Request, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
 
+def pipeline_of(root: Path, *overrides: str) -> Config:
+    return load_config(QUICKSTART, [f"checkpoint_root_dir={root}", "model.model_path=tiny", *overrides])
+
+
 def loaded(root: Path, *overrides: str) -> list[Config]:
-    return stages(load_config(QUICKSTART, [f"checkpoint_root_dir={root}", "model.model_path=tiny", *overrides]))
+    return stages(pipeline_of(root, *overrides))
 
 
 def run_all(root: Path, *overrides: str, begun_by: str = "") -> list[dict[str, Any]]:
     """What the stages leave when they have been run."""
     summaries: list[dict[str, Any]] = []
     model_path = ""
-    for part in loaded(root, *overrides):
-        part = in_fresh_folder(part, begun_by)
+    for part in stages(in_fresh_folder(pipeline_of(root, *overrides), begun_by)):
         if model_path:
             part = start_from(part, model_path)
         numbers = {"score": 0.5, "scores": {}, "step": 3, "seconds": 1.0}
@@ -169,14 +172,31 @@ def test_a_pipeline_that_is_in_progress_in_another_thread_is_refused(tmp_path: P
     assert not is_held(tmp_path, "pipeline")
 
 
-def test_pipelines_that_begin_anew_run_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_run_stages", lambda config, *_: {"name": config.name})
-    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]
-    config = load_config(QUICKSTART, [*overrides, "continue_from_checkpoint=false"])
-    with held(config.job_dir, "pipeline"):
-        assert driver.run_pipeline(config)["name"] == config.name
-        with raising(TrinityError, key=""):
-            driver.run_pipeline(load_config(QUICKSTART, overrides))
+@pytest.mark.parametrize("first", ["continue_from_checkpoint=true", "continue_from_checkpoint=false"])
+def test_a_pipeline_that_begins_anew_beside_another_has_a_record_of_its_own(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other may have begun a moment ago, or one of its stages may have been run alone."""
+    anew = pipeline_of(tmp_path, "continue_from_checkpoint=false")
+    begun: list[Config] = []
+    seen: list[list[Path]] = []
+
+    def run_stages(config: Config, *_: object) -> dict[str, Any]:
+        begun.append(config)
+        with pipeline.pipeline_cluster(plan_stages(config), None):  # type: ignore[arg-type]
+            if len(begun) < 3:
+                driver.run_pipeline(anew)
+            seen.append([config.job_dir, *runs_in(config.job_dir)])
+        return {}
+
+    monkeypatch.setattr(driver, "_run_stages", run_stages)
+    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    driver.run_pipeline(pipeline_of(tmp_path, first))
+    assert len({folder for folders in seen for folder in folders}) == 3 * len(seen) == 9
+    for pipeline_dir, *runs in seen:
+        assert [run.name for run in runs] == [f"{pipeline_dir.name}_{stage}" for stage in stage_names(anew)]
+    with held(anew.job_dir, "pipeline"), raising(TrinityError, key=""):
+        driver.run_pipeline(pipeline_of(tmp_path))
 
 
 def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +205,19 @@ def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypa
     config = load_config(QUICKSTART, overrides)
     monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
     last = stage_names(config)[-1]
-    first = [stage.job_dir for stage in stages(config)]
     names = []
     for attempt in ("flow 1", "flow 2"):
-        with pipeline.pipeline_cluster(plan_stages(config), None):  # type: ignore[arg-type]
-            assert list(runs_in(config.job_dir)) == first
-            fresh = in_fresh_folder(stages(config)[-1], attempt)
-            JobLayout(fresh.job_dir).identity.touch()  # the run has been started
-            names.append(fresh.name)
-    assert names[0] == first[-1].name != names[1]
+        fresh = in_fresh_folder(config, attempt)
+        with pipeline.pipeline_cluster(plan_stages(fresh), None):  # type: ignore[arg-type]
+            assert list(runs_in(fresh.job_dir)) == [stage.job_dir for stage in stages(fresh)]
+            JobLayout(stages(fresh)[-1].job_dir).identity.touch()  # the run has been started
+            names.append(stages(fresh)[-1].name)
+    assert names[0] == stages(config)[-1].name != names[1]
     assert job_dir_of(config).name == job_dir_of(config, last).name == names[1]
+    alone = in_fresh_folder(stages(config)[-1], "flow 3")
+    JobLayout(alone.job_dir).identity.touch()
+    assert job_dir_of(config, last) == alone.job_dir
+    assert in_newest_folder(config).job_dir == in_fresh_folder(config, "flow 2").job_dir
 
 
 def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +226,12 @@ def test_a_retry_of_a_pipeline_begun_anew_knows_what_is_done(tmp_path: Path, mon
     config = load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", anew])
     run_all(tmp_path)
     summaries = run_all(tmp_path, anew, begun_by="flow 1")
-    plan = plan_stages(config, "flow 1")
+    plan = plan_stages(in_fresh_folder(config, "flow 1"))
     assert [stage.done for stage in plan.stages] == summaries
-    assert [stage.done for stage in plan_stages(config, "flow 2").stages] == [None, None]
+    assert [stage.done for stage in plan_stages(in_fresh_folder(config, "flow 2")).stages] == [None, None]
     monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
     with pipeline.pipeline_cluster(plan, None):  # type: ignore[arg-type]
-        folders = [str(folder) for folder in runs_in(config.job_dir)]
+        folders = [str(folder) for folder in runs_in(plan.config.job_dir)]
     assert [Path(summary["hf_dir"]).parents[2] for summary in summaries] == [Path(folder) for folder in folders]
 
 

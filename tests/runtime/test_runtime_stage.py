@@ -18,13 +18,14 @@ from safetensors.torch import load_file, save_file
 
 from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.commit import begin, commit, write_manifest
-from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices
+from trinity_core.config import Config, SynchronizerConfig, config_from_dict, notices, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
-from trinity_core.runlock import TRAINER, hold, is_held, release
+from trinity_core.runlock import PIPELINE, TRAINER, held, hold, is_held, release
 from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
@@ -331,6 +332,23 @@ def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
     training = choose_stage(Request(config, "rft", name)).placement.engine_threads
     evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads
     assert training < 16 and evaluation == (training if stages else 16)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_stage_run_alone_leaves_the_record_of_a_running_pipeline(
+    running: bool, tmp_path: Path, tiny_folders: TinyFolders
+) -> None:
+    """Begun anew it has a folder of its own, which the pipeline does not know."""
+    more = {"stages": [{"stage_name": "first"}], "continue_from_checkpoint": False}
+    config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "memory", "explorer_driven") | more)
+    own = stages(config)[0]
+    for run in (own, config):
+        JobLayout(run.job_dir).create()
+    write_json(JobLayout(config.job_dir).stages, {"first": own.name})
+    with held(config.job_dir, PIPELINE) if running else nullcontext():
+        alone = choose_stage(Request(config, "rft", "first")).config
+    assert alone.name != own.name
+    assert read_json(JobLayout(config.job_dir).stages) == {"first": own.name if running else alone.name}
 
 
 def test_an_evaluation_of_a_copied_folder_is_tracked_as_the_copys(config: Config) -> None:

@@ -6,6 +6,7 @@ import glob
 import json
 import logging
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trinity_core.checkpoints.commit import damage
 from trinity_core.errors import TransientFault
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, as_layout
-from trinity_core.runlock import PIPELINE, lock_path, one_at_a_time
+from trinity_core.runlock import PIPELINE, is_held, lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +81,18 @@ def claimed(root: Path, name: str, attempt_of: str) -> str:
     return next((claim.parent.name for claim in claims if claim.read_text() == f"{name} {attempt_of}"), "")
 
 
-def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:
+def fresh_name(
+    root: Path, name: str, attempt_of: str = "", now: datetime | None = None, stages: Sequence[str] = ()
+) -> str:
     """The experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is taken.
 
     `root` is the project's folder; empty folders in it, and what a refused start of a pipeline leaves, do not count as
-    taken. `attempt_of` names the flow run that starts the experiment: a retry of it gets the folder that the first
-    attempt `claim`ed.
+    taken. That of a pipeline is taken too if one of its `stages` is (`_sft`, by the end of the name). `attempt_of`
+    names the flow run that starts the experiment: a retry of it gets the folder that the first attempt `claim`ed.
     """
     if mine := claimed(root, name, attempt_of):
         return mine
-    taken = root / name
-    if not taken.is_dir() or {path.name for path in taken.iterdir()} <= {lock_path(taken, PIPELINE).name}:
+    if not any(_is_taken(root / f"{name}{stage}") for stage in ("", *stages)):
         return name
     fresh = f"{name}_{(now or datetime.now()).strftime('%Y%m%d%H%M%S')}"
     number = 2
@@ -100,30 +102,38 @@ def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None
     return fresh
 
 
-def fresh_folder(root: Path, name: str, attempt_of: str) -> str:
-    """`fresh_name`, with its folder made and claimed.
+def _is_taken(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return not names <= {lock_path(folder, PIPELINE).name} or is_held(folder, PIPELINE)
+
+
+def fresh_folder(root: Path, name: str, attempt_of: str, stages: Sequence[str] = ()) -> str:
+    """`fresh_name`, with its folder and those of its stages made and claimed.
 
     Parts of one run that ask at the same time get the same folder.
     """
     with one_at_a_time(root / f".{name}.lock"):
-        fresh = fresh_name(root, name, attempt_of)
+        fresh = fresh_name(root, name, attempt_of, stages=stages)
         if not (root / fresh / CLAIM).exists():
-            claim(root / fresh, name, attempt_of)
+            for stage in ("", *stages):
+                claim(root / f"{fresh}{stage}", f"{name}{stage}", attempt_of)
     return fresh
 
 
-def newest_run(root: Path, name: str) -> str:
+def newest_run(root: Path, name: str, stage: str = "") -> str:
     """The name of the run that was begun last under `name` in a fresh folder; `name` itself without one.
 
-    A start that was refused leaves a folder without an identity and without checkpoints, which is passed over.
+    With `stage`, such as `_sft`, that of this stage of a pipeline called `name`, which may have been begun alone.
+    A start that was refused leaves a folder without an identity, stages and checkpoints, which is passed over.
     """
-    own = re.compile(re.escape(name) + r"(_\d{14}(_\d+)?)?")
+    time = r"(_\d{14}(_\d+)?)?"
+    own = re.compile(re.escape(name) + time + (re.escape(stage) + time if stage else ""))
     claims = [path for path in root.glob(f"{glob.escape(name)}*/{CLAIM}") if own.fullmatch(path.parent.name)]
     for path in sorted(claims, key=lambda claimed: claimed.stat().st_mtime, reverse=True):
         layout = JobLayout(path.parent)
-        if layout.identity.exists() or layout.steps():
+        if layout.identity.exists() or layout.stages.exists() or layout.steps():
             return path.parent.name
-    return name
+    return name + stage
 
 
 def claim(folder: Path, name: str, attempt_of: str) -> None:

@@ -26,7 +26,7 @@ from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.sync.weight_check import RankDigests, verify_parameters, verify_unchanged, verify_weights
-from trinity_core.tracking.logs import Logged, start_log
+from trinity_core.tracking.logs import Logged, move_log, start_log
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -91,6 +91,10 @@ class Engine(ABC):
             await self._wake()
             before, self._asleep = self._asleep, None
             verify_unchanged(self.version, before, await self._parameter_digests())
+
+    async def move_log(self, environment: Mapping[str, str]) -> None:
+        """Continue the log in the folder of the run that takes this engine over (its `log_environment`)."""
+        move_log(environment)
 
     async def describe(self) -> tuple[EngineSettings, dict[str, Any]]:
         """Its settings, and if it is a Ray actor, the options of one that takes its place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -25,8 +26,8 @@ NAME_SECONDS = 60.0
 
 
 def present_options() -> dict[str, Any]:
-    """The options of an actor that is to take the place of the one whose process this is: its name, GPUs, environment,
-    and its bundle if it is in a placement group of one bundle a node. Empty outside of an actor."""
+    """The options of an actor that is to take the place of the one whose process this is: its name, GPUs, environment
+    as it is now, and its bundle if it is in a placement group of one bundle a node. Empty outside of an actor."""
     import ray
 
     if not ray.is_initialized():
@@ -35,9 +36,12 @@ def present_options() -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     context, group = ray.get_runtime_context(), get_current_placement_group()
+    environment = dict(context.runtime_env)
+    variables = environment.get("env_vars", {})  # the log's have changed in an engine of an earlier stage
+    environment["env_vars"] = {name: os.environ.get(name, value) for name, value in variables.items()}
     options = {
         "num_gpus": float(context.get_assigned_resources().get("GPU", 0.0)),
-        "runtime_env": dict(context.runtime_env),
+        "runtime_env": environment,
     }
     if name := context.get_actor_name():
         options["name"] = name

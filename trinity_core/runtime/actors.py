@@ -51,7 +51,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     settings, nodes = engine_settings(config, placement), placement.nodes
     start = settings.adapter_path or ("" if settings.lora_rank else settings.model_path)
     kept = cluster.take("engines", engine_key(settings, placement))
-    if kept and _are_ready(cluster, kept, lambda: load_folder(kept, start, cluster.check)):
+    if kept and _are_ready(cluster, kept, lambda: take_over(kept, config, start, cluster.check)):
         return kept
     return [
         _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus, nodes.engine(index))
@@ -91,13 +91,16 @@ def trainer_key(placement: Placement) -> Hashable:
     return placement.trainers, tuple(trainer_environment(replace(placement, trainer_threads=0)).items())
 
 
-def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) -> None:
-    """Load the weights of a Hugging Face folder into running engines, as version 0; "" removes an adapter."""
+def take_over(engines: list[Any], config: Config, model_path: str, check: Callable[[], None]) -> None:
+    """Turn running engines into another stage's: with its logs, and the weights of a Hugging Face folder as version 0;
+    "" removes an adapter."""
     from trinity_core.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()) if model_path else "")
     what = model_path or "the model without an adapter"
     timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {what}", check)
+    logs = [log_environment(config, engine_name(config, index)) for index in range(len(engines))]
+    results_of([engine.move_log.remote(place) for engine, place in zip(engines, logs, strict=True)], timed)
     results_of([engine.load.remote(source, 0) for engine in engines], timed)
 
 

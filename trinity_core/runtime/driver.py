@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -30,7 +30,7 @@ from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summa
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
-from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume, unlock_run
+from trinity_core.runtime.stage import Request, Stage, choose_stage, in_fresh_folder, pick_stage, resume, unlock_run
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
 from trinity_core.store.run_store import open_run_store
 
@@ -97,16 +97,17 @@ def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = Fals
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
     Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
-    begun anew, each stage has a folder of its own, and several may be.
+    one that is begun anew has a folder of its own.
     """
-    with held(config.job_dir, PIPELINE) if config.continue_from_checkpoint else nullcontext():
+    config = in_fresh_folder(config, adapter.begun_by())
+    with held(config.job_dir, PIPELINE):
         return _run_stages(config, adapter, is_ready)
 
 
 def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
         adapter.announce(config, "pipeline")
-        return plan_stages(config, adapter.begun_by())
+        return plan_stages(config)
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
         request = Request(config, kind, stage, is_ready=is_ready, **more)

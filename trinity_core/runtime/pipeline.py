@@ -21,7 +21,7 @@ from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.made_from import differences, made_from
 from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
-from trinity_core.runtime.stage import in_begun_folder, stage_names
+from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.run_record import record_end, record_start
@@ -65,10 +65,9 @@ class Plan:
     gpu_per_node: int
 
 
-def plan_stages(config: Config, begun_by: str = "") -> Plan:
-    """The stages of a checked configuration, with those that are done; begun anew, those that an earlier attempt of
-    `begun_by` has done."""
-    configs = [in_begun_folder(stage, begun_by) for stage in stages(config)]
+def plan_stages(config: Config) -> Plan:
+    """The stages of a checked configuration, with those that are done."""
+    configs = stages(config)
     done = finished(configs)
     planned = [
         PlannedStage(*fields) for fields in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
@@ -163,7 +162,7 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 @contextmanager
 def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
-    ends too. The folders of its stages are recorded first; a stage that gets a fresh folder records it itself."""
+    ends too. The folders of its stages are recorded first."""
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
     write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
     keep_parent_open(plan.config.job_dir)

@@ -27,7 +27,7 @@ from trinity_core.checkpoints.beginning import (
     other_beginning,
     refuse_other_model,
 )
-from trinity_core.checkpoints.resume import abandon_after, claimed, fresh_folder, latest_whole, newest_run, update_meta
+from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
@@ -38,7 +38,7 @@ from trinity_core.errors import DataError, TrinityError, on_failure
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
-from trinity_core.runlock import LINGER_SECONDS, TRAINER, TRAINING, hold, is_held, release
+from trinity_core.runlock import LINGER_SECONDS, PIPELINE, TRAINER, TRAINING, hold, is_held, release
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
@@ -143,11 +143,11 @@ def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -
     if not evaluates or (parent_dir and request.model_path):
         config = in_fresh_folder(config, begun_by)
     elif not request.run:
-        config = in_newest_folder(config)
+        config = in_newest_folder(config, parent_dir)
     written = config
     if evaluates:
         config = for_evaluation(config, request.is_base)
-    if parent_dir and (not evaluates or request.model_path):
+    if parent_dir and (not evaluates or request.model_path) and not is_held(parent_dir, PIPELINE):
         parent_dir.mkdir(parents=True, exist_ok=True)
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
     if request.model_path or not is_ready:
@@ -289,33 +289,33 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
 def job_dir_of(config: Config, stage: str = "") -> Path:
     """The folder of a configuration's run; of several stages, that of `stage`, or of the last one that trains."""
     if stage:
-        return in_newest_folder(pick_stage(config, stage)[0]).job_dir
+        return in_newest_folder(*pick_stage(config, stage)).job_dir
     every = stages(config)
     trained = [stage for stage in every if stage.mode in ("both", "train")]
-    return in_newest_folder((trained or every)[-1]).job_dir
+    return in_newest_folder((trained or every)[-1], config.job_dir if config.stages else None).job_dir
 
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
-    """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`.
+    """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`; so does
+    a pipeline, whose stages resume beside that folder.
 
     A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
     """
     if config.continue_from_checkpoint:
         return config
-    return config.with_values({"name": fresh_folder(config.job_dir.parent, config.name, begun_by)})
+    suffixes = [stage.name.removeprefix(config.name) for stage in config.stage_runs]
+    name = fresh_folder(config.job_dir.parent, config.name, begun_by, suffixes)
+    return config.resuming(name) if config.stages else config.with_values({"name": name})
 
 
-def in_begun_folder(config: Config, begun_by: str) -> Config:
-    """The run that an earlier attempt of `begun_by` has begun in a fresh folder, to go on; the same if none has."""
-    name = "" if config.continue_from_checkpoint else claimed(config.job_dir.parent, config.name, begun_by)
-    return config.with_values({"name": name, "continue_from_checkpoint": True}) if name else config
-
-
-def in_newest_folder(config: Config) -> Config:
-    """The run that is evaluated or converted: with `continue_from_checkpoint: false` the newest one of that name."""
+def in_newest_folder(config: Config, pipeline_dir: Path | None = None) -> Config:
+    """The run that is evaluated or converted: with `continue_from_checkpoint: false` the newest one of that name, or of
+    that stage of the pipeline."""
     if config.continue_from_checkpoint:
         return config
-    newest = config.with_values({"name": newest_run(config.job_dir.parent, config.name)})
+    pipeline = pipeline_dir.name if pipeline_dir else config.name
+    name = newest_run(config.job_dir.parent, pipeline, config.name.removeprefix(pipeline))
+    newest = config.with_values({"name": name})
     log.info("The newest run of %s is in %s", config.name, newest.job_dir)
     return newest
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -88,10 +89,11 @@ def start_log() -> Path | None:
     return path
 
 
-def move_log(config: Config) -> None:
-    """Continue this process's log in the folder of another run: a kept process is given its next stage."""
-    if actor := os.environ.get(ACTOR):
-        os.environ.update(log_environment(config, actor) | {ACTOR: actor})
+def move_log(environment: Mapping[str, str]) -> None:
+    """Continue this process's log, if it writes one, where another run's `log_environment` says: a kept process is
+    given its next stage."""
+    if os.environ.get(ACTOR):
+        os.environ.update(environment)
         start_log()
 
 

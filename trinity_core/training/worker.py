@@ -15,11 +15,12 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK
+from trinity_core.config.paths import trainer_name
 from trinity_core.config.schema import Config
 from trinity_core.errors import on_failure
 from trinity_core.imports import lean_imports
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
-from trinity_core.tracking.logs import Logged, move_log, start_log
+from trinity_core.tracking.logs import Logged, log_environment, move_log, start_log
 from trinity_core.training.distributed import meeting_point
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class TrainerWorker:
         """
         release(self.config.job_dir, TRAINER)
         self.config, self.threads = config, threads
-        move_log(config)
+        move_log(log_environment(config, trainer_name(config, self.rank)))
         self._stopping = Event()
         self._trainer = None
         gc.collect()  # DeepSpeed's engines refer to themselves

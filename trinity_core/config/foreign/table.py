@@ -5,28 +5,25 @@ The loader, its notices, the JSON Schema and `import-verl` all read it, so a key
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from trinity_core.config import fields
-from trinity_core.config.fields import Setting, Type, sections, settings, types_of
-from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys, verl_run_keys
+from trinity_core.config.fields import Type, types_of
+from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys
 from trinity_core.config.foreign.key_action import (
     Below,
     Cases,
-    Imported,
     KeyAction,
     Keys,
     Moved,
     Noted,
     Refused,
     Rewritten,
-    keys,
 )
-from trinity_core.config.schema import Config, StageConfig, VerlConfig
+from trinity_core.config.schema import Config, StageConfig
 
 ROOT = "trainer.trainer_config"
 """Where a veRL trainer configuration stands."""
@@ -84,61 +81,3 @@ def _sentence(action: KeyAction) -> str:
         case Rewritten():
             return "Written in other keys here."
     return ""
-
-
-def verl_actions(supervised: bool) -> Keys:
-    """What becomes of each key of a whole veRL run, by dotted key.
-
-    `supervised` is True for supervised fine-tuning, some of whose keys are others.
-    """
-    own = {
-        path: below
-        for section, cls in sections(VerlConfig)
-        for name, action in KEYS.get(cls, {}).items()
-        for path, below in _with_inner(f"{section}.{name}".lstrip("."), action)
-    }
-    return keys(own, verl_run_keys.SUPERVISED if supervised else verl_run_keys.REINFORCED)
-
-
-def _with_inner(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
-    """The key, and the keys below it that have actions of their own."""
-    yield key, action
-    if isinstance(action, Below):
-        for name, inner in action.keys.items():
-            yield from _with_inner(f"{key}.{name}", inner)
-
-
-@functools.cache
-def verl_settings() -> Mapping[str, Setting]:
-    """The settings here that have veRL's key, by that key."""
-    return {
-        f"{section}.{setting.name}".lstrip("."): setting
-        for section, cls in sections(VerlConfig)
-        for setting in settings(cls)
-        if setting.section is None
-    }
-
-
-def counterpart(actions: Mapping[str, KeyAction], key: str) -> tuple[str, KeyAction | None]:
-    """The key here for a key of a veRL run, and the action that leads to it; an empty key where there is none."""
-    for prefix in prefixes(key):
-        action, rest = actions.get(prefix), key[len(prefix) :]
-        if isinstance(action, Imported) and not rest:
-            return action.to, action
-        if isinstance(action, Moved):
-            to = f"{action.to[0]}{rest}"
-            if to.startswith("/"):
-                return to.removeprefix("/"), action
-            return counterpart(actions, f"{prefix.rpartition('.')[0]}.{to}")
-        if prefix in verl_settings():
-            return f"{ROOT}.{key}", None
-        if action is not None:
-            break
-    return "", None
-
-
-def prefixes(key: str) -> Iterator[str]:
-    """A dotted key, and the sections in which it stands, outwards."""
-    while key:
-        yield key
-        key = key.rpartition(".")[0]

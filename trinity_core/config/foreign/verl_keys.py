@@ -1,6 +1,6 @@
 """veRL's keys about training: what `trainer.trainer_config` may hold beside the settings of `schema/verl.py`.
 
-`verl_run_keys` has the rest of a veRL run, which only `import-verl` reads.
+`import_verl/run_keys.py` has the rest of a veRL run, which only `import-verl` reads.
 """
 
 from __future__ import annotations

@@ -150,6 +150,15 @@ class Config(Section):
         """The configuration of each stage."""
         return self._stage_runs
 
+    def resuming(self, name: str) -> Config:
+        """A copy that resumes the run `name`, with the runs of its stages beside that one."""
+        config = self.with_values({"name": name, "continue_from_checkpoint": True})
+        suffixes = [run.name.removeprefix(self.name) for run in self._stage_runs]
+        config._stage_runs = tuple(
+            run.resuming(name + suffix) for run, suffix in zip(self._stage_runs, suffixes, strict=True)
+        )
+        return config
+
     @property
     def notices(self) -> tuple[Finding, ...]:
         """What was said of the user's keys that have no effect here."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from trinity_core.config.import_verl.shell_syntax import (
+from trinity_core.import_verl.shell_syntax import (
     DECLARE,
     Assignment,
     Case,

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.shell_programs import misread
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_verl.shell_programs import misread
 
 from trinity_core.config import Config, ConfigError, config_from_text, load_config, source, train_settings
-from trinity_core.config.import_verl import import_verl
-from trinity_core.config.import_verl.conditions import unknown, variable
-from trinity_core.config.import_verl.rl_run import GpuLayout, gpu_layout
-from trinity_core.config.import_verl.shell import ShellScript, UnreadableShell
+from trinity_core.import_verl import import_verl
+from trinity_core.import_verl.conditions import unknown, variable
+from trinity_core.import_verl.rl_run import GpuLayout, gpu_layout
+from trinity_core.import_verl.shell import ShellScript, UnreadableShell
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "configs/verl_align"

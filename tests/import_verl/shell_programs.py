@@ -10,8 +10,8 @@ import re
 import subprocess
 from tempfile import TemporaryDirectory
 
-from trinity_core.config.import_verl.conditions import UNKNOWN, variable
-from trinity_core.config.import_verl.shell import ShellScript
+from trinity_core.import_verl.conditions import UNKNOWN, variable
+from trinity_core.import_verl.shell import ShellScript
 
 RUN = "run() { printf '%s\\037' run \"$@\"; printf '\\036'; }\n"
 ARGUMENTS = ["8", "a b", "x=*"]

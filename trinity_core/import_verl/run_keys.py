@@ -1,15 +1,20 @@
-"""veRL's keys of a whole run, beside those about training in `verl_keys`: only `import-verl` reads them.
+"""veRL's keys of a whole run; those about training are in `config/foreign/verl_keys.py`, as a run reads them too.
 
-An `Imported` row names the key here. For keys that decide something together, such as batch sizes and losses,
-`import_verl` has the arithmetic.
+An `Imported` row names the key here. Keys that decide something together, such as batch sizes and losses, are left to
+the other files.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trinity_core.config.foreign.key_action import Keys, Noted, keys, noted, same
+from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.foreign.key_action import Below, Imported, KeyAction, Keys, Moved, Noted, keys, noted, same
+from trinity_core.config.foreign.table import KEYS, ROOT
 from trinity_core.config.foreign.verl_keys import PROFILED, imported, steps_or_none
+from trinity_core.config.schema import VerlConfig
 
 ROLLOUT, ENGINE = "actor_rollout_ref.rollout", "explorer.rollout_model"
 TURNS = "A conversation of several turns is a workflow here (docs/workflows.md, docs/agents.md)."
@@ -175,3 +180,61 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """veRL's own defaults where they differ from those here: of reinforcement learning, of supervised fine-tuning, and of
 each of the two programs for that."""
+
+
+def verl_actions(supervised: bool) -> Keys:
+    """What becomes of each key of a whole veRL run, by dotted key.
+
+    `supervised` is True for supervised fine-tuning, some of whose keys are others.
+    """
+    own = {
+        path: below
+        for section, cls in sections(VerlConfig)
+        for name, action in KEYS.get(cls, {}).items()
+        for path, below in _with_inner(f"{section}.{name}".lstrip("."), action)
+    }
+    return keys(own, SUPERVISED if supervised else REINFORCED)
+
+
+def _with_inner(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
+    """The key, and the keys below it that have actions of their own."""
+    yield key, action
+    if isinstance(action, Below):
+        for name, inner in action.keys.items():
+            yield from _with_inner(f"{key}.{name}", inner)
+
+
+@functools.cache
+def verl_settings() -> Mapping[str, Setting]:
+    """The settings here that have veRL's key, by that key."""
+    return {
+        f"{section}.{setting.name}".lstrip("."): setting
+        for section, cls in sections(VerlConfig)
+        for setting in settings(cls)
+        if setting.section is None
+    }
+
+
+def counterpart(actions: Mapping[str, KeyAction], key: str) -> tuple[str, KeyAction | None]:
+    """The key here for a key of a veRL run, and the action that leads to it; an empty key where there is none."""
+    for prefix in prefixes(key):
+        action, rest = actions.get(prefix), key[len(prefix) :]
+        if isinstance(action, Imported) and not rest:
+            return action.to, action
+        if isinstance(action, Moved):
+            to = f"{action.to[0]}{rest}"
+            if to.startswith("/"):
+                return to.removeprefix("/"), action
+            return counterpart(actions, f"{prefix.rpartition('.')[0]}.{to}")
+        if prefix in verl_settings():
+            return f"{ROOT}.{key}", None
+        if action is not None:
+            break
+    return "", None
+
+
+def prefixes(key: str) -> Iterator[str]:
+    """A dotted key, and the sections in which it stands, outwards."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]

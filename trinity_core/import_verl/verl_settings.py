@@ -12,9 +12,9 @@ import yaml
 
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation
-from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE
-from trinity_core.config.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
 from trinity_core.config.yaml_text import parse_value
+from trinity_core.import_verl.conditions import END, UNKNOWN, VARIABLE
+from trinity_core.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
 
 PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from trinity_core.config.import_verl import shell_syntax as syntax
-from trinity_core.config.import_verl.conditions import (
+from trinity_core.import_verl import shell_syntax as syntax
+from trinity_core.import_verl.conditions import (
     ALWAYS_SET,
     END,
     UNKNOWN,
@@ -21,7 +21,7 @@ from trinity_core.config.import_verl.conditions import (
     unknown,
     variable,
 )  # fmt: skip
-from trinity_core.config.import_verl.shell_syntax import Assignment, Command, Parameter, UnreadableShell, Word
+from trinity_core.import_verl.shell_syntax import Assignment, Command, Parameter, UnreadableShell, Word
 
 _TOKEN = re.compile(
     f"{UNKNOWN}.*?{END}|{VARIABLE}.*?{END}|[ \t\n]+|[^ \t\n{UNKNOWN}{VARIABLE}]+|[{UNKNOWN}{VARIABLE}]", re.DOTALL

@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_core.config.foreign.verl_run_keys import DEFAULTS, ENGINE, ROLLOUT
-from trinity_core.config.import_verl.algorithm import write_algorithm
-from trinity_core.config.import_verl.async_run import (
+from trinity_core.import_verl.algorithm import write_algorithm
+from trinity_core.import_verl.async_run import (
     has_rollout_gpus,
     is_fully_async,
     write_async_batches,
     write_rollout_gpus,
 )
-from trinity_core.config.import_verl.draft import Draft, Written, whole
-from trinity_core.config.import_verl.tasks import write_filter, write_tasks
+from trinity_core.import_verl.draft import Draft, Written, whole
+from trinity_core.import_verl.run_keys import DEFAULTS, ENGINE, ROLLOUT
+from trinity_core.import_verl.tasks import write_filter, write_tasks
 
 _ACTOR = "actor_rollout_ref.actor"
 PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")

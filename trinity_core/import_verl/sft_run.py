@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from trinity_core.config.foreign.table import ROOT
-from trinity_core.config.foreign.verl_run_keys import DEFAULTS
-from trinity_core.config.import_verl.draft import Draft, Written, whole
-from trinity_core.config.import_verl.rl_run import write_adapter, write_run
-from trinity_core.config.import_verl.tasks import data_set_names, files
+from trinity_core.import_verl.draft import Draft, Written, whole
+from trinity_core.import_verl.rl_run import write_adapter, write_run
+from trinity_core.import_verl.run_keys import DEFAULTS
+from trinity_core.import_verl.tasks import data_set_names, files
 
 
 def write_supervised(draft: Draft) -> None:

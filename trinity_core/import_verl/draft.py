@@ -19,11 +19,11 @@ from trinity_core.config.foreign.key_action import (
     Refused,
     is_among,
 )
-from trinity_core.config.foreign.table import counterpart, prefixes, verl_actions, verl_settings
 from trinity_core.config.foreign.verl_keys import SAID
-from trinity_core.config.import_verl.verl_settings import Unread, VerlSettings
 from trinity_core.config.schema import Config
 from trinity_core.config.yaml_text import dump_line
+from trinity_core.import_verl.run_keys import counterpart, prefixes, verl_actions, verl_settings
+from trinity_core.import_verl.verl_settings import Unread, VerlSettings
 
 OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
 """Values that ask for nothing."""

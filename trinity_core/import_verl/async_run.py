@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from trinity_core.config.foreign.verl_run_keys import ENGINE, ROLLOUT
-from trinity_core.config.import_verl.draft import Draft, whole
+from trinity_core.import_verl.draft import Draft, whole
+from trinity_core.import_verl.run_keys import ENGINE, ROLLOUT
 
 _ASYNC, _MINI = "async_training", "actor_rollout_ref.actor.ppo_mini_batch_size"
 _IGNORED = ("checkpoint_engine", "use_trainer_do_validate")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trinity_core.config.foreign.run_keys import NOT_CLIPPED, NOT_CORRECTED, bound
-from trinity_core.config.import_verl.async_run import bypasses_async
-from trinity_core.config.import_verl.draft import Draft
+from trinity_core.import_verl.async_run import bypasses_async
+from trinity_core.import_verl.draft import Draft
 
 _ACTOR = "actor_rollout_ref.actor"
 _ESTIMATORS = {

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_core.config.findings import ConfigError
-from trinity_core.config.import_verl.draft import Draft, commented_yaml, left_out_lines
-from trinity_core.config.import_verl.rl_run import write_reinforced
-from trinity_core.config.import_verl.sft_run import write_supervised
-from trinity_core.config.import_verl.verl_settings import read_verl
 from trinity_core.config.load import config_from_text
 from trinity_core.errors import TrinityError
+from trinity_core.import_verl.draft import Draft, commented_yaml, left_out_lines
+from trinity_core.import_verl.rl_run import write_reinforced
+from trinity_core.import_verl.sft_run import write_supervised
+from trinity_core.import_verl.verl_settings import read_verl
 
 
 @dataclass(frozen=True)

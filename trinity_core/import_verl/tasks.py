@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from trinity_core.config.foreign.verl_run_keys import ROLLOUT
-from trinity_core.config.import_verl.draft import Draft, Written
+from trinity_core.import_verl.draft import Draft, Written
+from trinity_core.import_verl.run_keys import ROLLOUT
 
 _INPUT = "buffer.explorer_input"
 _UNBOUNDED = 99

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from trinity_core.config.import_verl import shell_syntax as syntax
-from trinity_core.config.import_verl.conditions import (
+from trinity_core.import_verl import shell_syntax as syntax
+from trinity_core.import_verl.conditions import (
     UNKNOWN,
     Field,
     holds,
@@ -28,9 +28,9 @@ from trinity_core.config.import_verl.conditions import (
     taken_as_unset,
     unknown,
 )  # fmt: skip
-from trinity_core.config.import_verl.shell_parser import Parser
-from trinity_core.config.import_verl.shell_syntax import Assignment, Chain, Command, UnreadableShell
-from trinity_core.config.import_verl.shell_words import ShellWords
+from trinity_core.import_verl.shell_parser import Parser
+from trinity_core.import_verl.shell_syntax import Assignment, Chain, Command, UnreadableShell
+from trinity_core.import_verl.shell_words import ShellWords
 
 _NOT_FOLLOWED = ("break", "continue", "getopts", "mapfile", "readarray", "let", "shopt", "enable", "alias")
 _FLAGS = "aehuvxbfmBCET"
