@@ -13,7 +13,7 @@ from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.driver import run_pipeline
 
 
-@flow(name="pipeline", persist_result=False)
+@flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
     """Score the model as it is, run the stages in order, score and publish the last one's model.
 

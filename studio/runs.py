@@ -86,7 +86,7 @@ class Run:
     """A run, in progress or over."""
 
     name: str
-    """`project/name`, or Prefect's name of one that has not begun."""
+    """`project/name`; of one that has not begun Prefect's name, and then, if it is refused, `flow FILE`."""
     state: RunState
     folder: Path | None = None
     files: RunFiles = field(default_factory=RunFiles)
@@ -287,7 +287,11 @@ def _time(seconds: float | None) -> datetime | None:
 
 def _name_of(run: FlowRunSeen) -> str:
     named = run.tags.get("project", ""), run.tags.get("name", "")
-    return "/".join(named) if all(named) else run.title
+    if all(named):
+        return "/".join(named)
+    # Its configuration was refused, or has yet to be read.
+    is_over, file = PREFECT_STATES.get(run.kind, RunState.UNKNOWN).is_over, run.parameters.get("config")
+    return f"{run.flow} {file}" if is_over and file else run.title
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:

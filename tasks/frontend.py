@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, State
@@ -20,7 +19,7 @@ from tasks.reports import (
     show_rollouts,
     show_summary,
 )
-from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
+from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
 from trinity_core.config import Config
 from trinity_core.runtime.faults import Stopped, is_cancelled
@@ -38,7 +37,7 @@ class PrefectFrontend(Frontend):
 
     def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
         """Run the step as a task; a `patient` one has its own retries, because a flow of several runs has none."""
-        as_task = patient_task(name) if patient else task(name=name, cache_policy=NO_CACHE, persist_result=False)
+        as_task = patient_task(name) if patient else named_task(name)
         return as_task(step)()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
@@ -61,7 +60,11 @@ class PrefectFrontend(Frontend):
         # By this name Prefect finds the subflow's run again when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
-        as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+        title = f"{request.kind} {request.title}"
+        as_flow = flow(
+            name=request.kind, flow_run_name=lambda: title, retries=RETRIES, retry_delay_seconds=RETRY_DELAY,
+            persist_result=False,
+        )  # fmt: skip
         above = flow_run.parameters
         file = request.file or str(above.get("config", ""))
         try:
@@ -83,8 +86,7 @@ class PrefectFrontend(Frontend):
                     stopped[name] = error
                     return Cancelled(message=str(error))
 
-            made = task(name=name, cache_policy=NO_CACHE, persist_result=False)(ended)
-            return cast(PrefectConcurrentFuture[Any], made.submit())
+            return cast(PrefectConcurrentFuture[Any], named_task(name)(ended).submit())
 
         futures = {name: as_task(name, component) for name, component in components.items()}
         # The wrapped future holds the state; the Prefect future would need an API call for it.

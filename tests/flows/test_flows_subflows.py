@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,13 +13,14 @@ from prefect.runtime import flow_run
 from flows.loaded import cancellable
 from tasks import frontend
 from tasks.frontend import PREFECT
+from trinity_core.config import load_config
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
 from trinity_core.runtime.stage import StageRequest
 
 
 def requests() -> list[StageRequest]:
-    config: Any = SimpleNamespace(name="run.1")
+    config = load_config("configs/quickstart/quickstart.yaml", ["project=tests", "name=run.1"])
     return [
         StageRequest(config, "evaluate", "sft", which="base"),
         StageRequest(config, "sft", "sft"),
@@ -42,6 +41,9 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
         stages = [client.read_flow_run(task.state.state_details.child_flow_run_id) for task in tasks]
     assert results == [1, 1, 1] and len({task.task_key for task in tasks}) == 3
     assert {stage.parameters["stage"] for stage in stages} == {"sft", "rft"}
+    assert {stage.name for stage in stages} == {
+        "evaluate tests/run.1", "sft tests/run.1_sft", "rft tests/run.1_rft",
+    }  # fmt: skip
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )

@@ -105,6 +105,13 @@ class StageRequest:
         """True if the model before all stages is meant, whose scores belong to the pipeline."""
         return self.kind == "evaluate" and self.which == "base"
 
+    @property
+    def title(self) -> str:
+        """`project/name` as configured, or of a `run` that is named; one in a fresh folder gets its name later."""
+        of_stage = self.stage and not self.is_base
+        config = pick_stage(self.config, self.stage)[0] if of_stage else self.config
+        return f"{config.project}/{self.run or config.name}"
+
 
 def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = False) -> Stage:
     """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
