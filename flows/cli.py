@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.local.supervisor import RESTARTS
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
 Restarts = Annotated[int, typer.Option(help="Restarts of a killed run within an hour; 0: none.", min=0)]
@@ -111,7 +111,10 @@ def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
 
 @app.command()
 def up(
-    port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000, studio_port: StudioPort = 4220
+    port: Port = 4200,
+    restarts: Restarts = RESTARTS,
+    mlflow_port: MlflowPort = 5000,
+    studio_port: StudioPort = STUDIO_PORT,
 ) -> None:
     """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml; MLflow and Studio.
 
@@ -159,7 +162,7 @@ def studio(
     host: Annotated[
         str, typer.Option(help="Address to serve on. Other machines need a token, which is printed.")
     ] = LOOPBACK,
-    port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 4220,
+    port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = STUDIO_PORT,
 ) -> None:
     """Edit configurations, start and compare runs in the browser. Loopback only, unless --host is given."""
     from flows.local.pages import serve_studio

@@ -7,13 +7,13 @@ from pathlib import Path
 from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, MergeAdapters, Overrides, StageName
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.stage import job_dir_of
 
 
-@flow(name="convert", persist_result=False)
+@flow(name="convert", flow_run_name="convert {config}", persist_result=False)
 def convert(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

@@ -8,12 +8,18 @@ from prefect import flow
 
 from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from trinity_core.runtime import driver
 
 
-@flow(name="curate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+@flow(
+    name="curate",
+    flow_run_name="curate {config}",
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAY,
+    persist_result=False,
+)
 def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
     """Run the configuration's task pipeline, unless its output exists; a killed one resumes."""
     with retry_only_transient_faults():

@@ -19,7 +19,13 @@ from flows.parameters import (
 from tasks.retries import RETRIES, RETRY_DELAY
 
 
-@flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+@flow(
+    name="evaluate",
+    flow_run_name="evaluate {config}",
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAY,
+    persist_result=False,
+)
 def evaluate(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,

@@ -8,12 +8,12 @@ from prefect import flow
 
 from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.driver import run_pipeline
 
 
-@flow(name="pipeline", persist_result=False)
+@flow(name="pipeline", flow_run_name="pipeline {config}", persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
     """Score the model as it is, run the stages in order, score and publish the last one's model.
 

@@ -11,6 +11,7 @@ from studio.launch import Launch, start_process
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run
 from studio.settings import StudioSettings
+from studio.texts import escaped
 from trinity_core.config.findings import value_at
 from trinity_core.layout import JobLayout
 from trinity_core.tracking.run_record import RunState, read_record
@@ -54,6 +55,8 @@ def hindrance(action: Action, run: Run) -> str:
             return ""
         case Action.EVALUATE | Action.CONVERT if run.folder is None or not JobLayout(run.folder).steps():
             return "The run has no checkpoints."
+        case Action.EVALUATE if run.folder and run.files.scores.keys() >= {*JobLayout(run.folder).steps()}:
+            return "Every checkpoint has a score. To score them on other eval sets, use `trinity evaluate`."
     return ""
 
 
@@ -80,10 +83,10 @@ def side_launch(action: Action, run: Run) -> Launch:
 def begin(launch: Launch, run: Run, settings: StudioSettings) -> str:
     """Start a flow: as a run of its first deployment if it has one, else as a process on this machine."""
     deployments = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
-    for deployment, name in deployments.items():
-        PrefectRuns(settings.api_url).start(deployment, run.name, launch.parameters)
-        return f"Started {name}."
-    return f"Started process {start_process(launch, run.name, settings).pid}."
+    for deployment in deployments:
+        begun = PrefectRuns(settings.api_url).start(deployment, run.name, launch.parameters)
+        return f"Started [{launch.flow} {escaped(run.name)}]({settings.flow_run_page(begun)})."
+    return f"Started {launch.flow} {escaped(run.name)} as process {start_process(launch, run.name, settings).pid}."
 
 
 def _cancel(run: Run, settings: StudioSettings) -> str:

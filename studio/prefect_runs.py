@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas import OrchestrationResult
     from prefect.client.schemas.objects import FlowRun
 
+PREFIX = re.compile(r"^Flow run encountered an exception: (?:(?:Config|Trinity)Error: )?")
+"""What Prefect puts before the message of an error; those that are written for users need no class."""
 MOST_RUNS = 200
 SOON = timedelta(minutes=1)
 """Runs that a schedule has made for later are not shown before."""
@@ -70,9 +73,12 @@ class PrefectRuns:
         return {str(one.id): f"{flow}/{one.name}" for one in sorted(fitting, key=lambda one: one.name)}
 
     def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
-        """Schedule a run of a deployment at once; its id."""
+        """Schedule a run of a deployment for `project/name` at once; its id. It keeps these if it is refused."""
+        tags = [f"{kind}:{part}" for kind, part in zip(("project", "name"), name.split("/"), strict=True)]
         with api_client(self._api_url) as client:
-            run = client.create_flow_run_from_deployment(UUID(deployment), name=name, parameters=dict(parameters))
+            run = client.create_flow_run_from_deployment(
+                UUID(deployment), name=name, parameters=dict(parameters), tags=tags
+            )
         return str(run.id)
 
     def cancel(self, run: str) -> bool:
@@ -110,7 +116,7 @@ def _seen(run: FlowRun, flows: Mapping[Any, str]) -> FlowRunSeen:
         flow=flows.get(run.flow_id, ""),
         state=state.name or "" if state else "",
         kind=state.type.value if state else "",
-        message=(state.message or "") if state else "",
+        message=PREFIX.sub("", state.message or "") if state else "",
         began=run.start_time,
         ended=run.end_time,
         deployment=str(run.deployment_id or ""),

@@ -23,11 +23,12 @@ from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.page_notes import rollouts_page
 from trinity_core.tracking.mlflow_writer import served_run
+from trinity_core.tracking.run_record import RunState
 from trinity_core.tracking.writers import flatten
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
-"""Of a log that are shown, from its end."""
+"""Bytes of a log that are shown, from its end."""
 STEP, MINUTES = "step", "minutes"
 NAMES = ("name", "ray_namespace")
 """Keys that differ between any two runs."""
@@ -47,9 +48,11 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
     if run.parent:
         st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
     if run.folder is None:
-        over = "The run ended before it wrote anything: correct what is said above, and start it again."
+        over = "The run ended before it wrote anything."
+        if run.state is RunState.FAILED and run.launch is not None:
+            over += f" Correct {settings.shown(Path(run.launch.config))} as said above, then retry it."
         waits = "The run has not written anything yet. Its state above is renewed every few seconds."
-        st.info(over if run.state.is_over else waits)
+        st.info(escaped(over) if run.state.is_over else waits)
         return
     titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
     chosen = st.segmented_control(
@@ -87,15 +90,16 @@ def show_facts(run: Run) -> None:
     files, now = run.files, datetime.now(UTC)
     total = f" of {files.total_steps}" if files.total_steps else ""
     none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
+    step = {} if files.steps else {"Step": f"{files.step}{total}" if files.step else none}
     facts = {
-        "Score": score_text(files.score, files.interval),
-        **({} if files.steps else {"Step": f"{files.step}{total}" if files.step else none}),
+        **({"Score": score_text(files.score, files.interval)} | step if run.folder is not None else {}),
         "Began": when(run.began, now),
         "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
     }
     if left is not None:
         facts["Left, about"] = duration(left)
-    facts |= {"Algorithm": " → ".join(files.steps) or files.algorithm or "–", "Model": files.model or "–"}
+    if run.folder is not None:
+        facts |= {"Algorithm": " → ".join(files.steps) or files.algorithm or "–", "Model": files.model or "–"}
     with st.container(horizontal=True, key="facts"):
         for name, value in facts.items():
             st.html(f'<div class="fact"><span>{escape(name)}</span><b>{escape(value)}</b></div>', width="content")
@@ -112,8 +116,7 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
             if st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not)):
                 done(action, run, settings)
         if run.flow_run is not None:
-            prefect = settings.api_url.removesuffix("/api")
-            st.link_button("Prefect", f"{prefect}/runs/flow-run/{run.flow_run.id}", icon=":material/open_in_new:")
+            st.link_button("Prefect", settings.flow_run_page(run.flow_run.id), icon=":material/open_in_new:")
         if run.folder is not None and (address := served_run(run.folder)):
             st.link_button("MLflow", address, icon=":material/open_in_new:")
     if reasons:

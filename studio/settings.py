@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_core.addresses import LOOPBACK
-
-PORT = 4220
+from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +28,16 @@ class StudioSettings:
     plugin_dir: Path | None = None
     """The user's modules, which may register sections."""
     host: str = LOOPBACK
-    port: int = PORT
+    port: int = STUDIO_PORT
 
     @property
     def drafts(self) -> Path:
         """Folder of unsaved changes."""
         return self.state / "drafts"
+
+    def flow_run_page(self, run: str) -> str:
+        """Address of a flow run's page in Prefect."""
+        return f"{self.api_url.removesuffix('/api')}/runs/flow-run/{run}"
 
     def logs_of(self, run: str) -> Path:
         """Folder of what the processes that Studio has started for `project/name` have printed."""
@@ -53,7 +55,7 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
     parser.add_argument("--checkpoints", default=os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")
     parser.add_argument("--plugin-dir", default="")
     parser.add_argument("--host", default=LOOPBACK)
-    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--port", type=int, default=STUDIO_PORT)
     options = parser.parse_args(arguments)
     root = Path.cwd()
     return StudioSettings(

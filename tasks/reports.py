@@ -163,7 +163,7 @@ class RunPage:
 
 
 _PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
-"""By flow run; a process runs few."""
+"""Pages by flow run; a process runs few."""
 _LOCK = Lock()
 """Explorer and trainer report from threads of their own."""
 

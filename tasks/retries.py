@@ -34,10 +34,12 @@ _RENEWED: set[UUID] = set()
 
 
 class OneLine(logging.Filter):
-    """A log filter: errors with a message for the user appear without their traceback."""
+    """A log filter: errors with a message for the user appear without their traceback, and once."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep every record; strip the traceback from those."""
+        """Keep every record; strip the traceback from those, and the error from the state that follows it."""
+        if str(record.msg).startswith("Finished in state Failed("):
+            record.msg = "Finished in state Failed"
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, TrinityError | TransientFault):
             record.exc_info = record.exc_text = None
@@ -87,11 +89,15 @@ def retry_only_transient_faults() -> Iterator[None]:
         ANOTHER_FOLLOWS.reset(token)
 
 
+def named_task(name: str, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A task whose run has the same name: a flow runs each once, and log lines begin with it."""
+    return task(name=name, task_run_name=lambda: name, cache_policy=NO_CACHE, persist_result=False, **options)
+
+
 def patient_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     """A task with retries after transient faults, for a flow of several runs, which has no retries of its own."""
-    return task(
-        name=name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now,
-        cache_policy=NO_CACHE, persist_result=False,
+    return named_task(
+        name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now
     )  # fmt: skip
 
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.exceptions import Abort, FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
@@ -21,6 +19,7 @@ from prefect.utilities.urls import url_for
 from pydantic import Field, create_model
 
 from tasks.reports import artifact_key, show_if_possible
+from tasks.retries import named_task
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.stage import Stage
@@ -42,7 +41,7 @@ TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"
 PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
 
 
-@task(name="ask", cache_policy=NO_CACHE, persist_result=False)
+@named_task("ask")
 def ask(stage: Stage) -> bool:
     """Pause the flow until a person has given verdicts, and keep them. False if the run continues without.
 

@@ -11,6 +11,8 @@ import psutil
 BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 """The variables by which OpenAI's own clients find an endpoint and its key."""
 LOOPBACK = "127.0.0.1"
+STUDIO_PORT = 4220
+"""Where Studio is served unless another port is chosen."""
 WITHOUT_RUN = frozenset({"raylet", "systemd", "init", "tini", "dumb-init"})
 """Names of processes above an actor whose run has gone."""
 

@@ -152,8 +152,3 @@ class JobLayout:
 def shard_name(content: str, world_size: int, rank: int) -> str:
     """File name of one rank's `content`: "model", "optim" or "extra_state"."""
     return f"{content}_world_size_{world_size}_rank_{rank}.pt"
-
-
-def as_layout(job_dir: JobLayout | Path | str) -> JobLayout:
-    """A layout as it is, or the layout of a path."""
-    return job_dir if isinstance(job_dir, JobLayout) else JobLayout(Path(job_dir))

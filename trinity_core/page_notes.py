@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.files import read_json
 
 ROLLOUTS = "/rollouts"
@@ -30,15 +31,15 @@ def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
 
 
 def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
-    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; while that is not served, commands."""
-    studio = read_page_note(checkpoint_root_dir, "studio").get("url")
-    if not studio:
-        folder = shlex.quote(str(checkpoint_root_dir / run))
-        return ["Run in Studio: `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
-    return [
-        f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})",
-        f"[Rollouts]({studio}{rollouts_page(run)})",
-    ]
+    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; while that is not served, the page by
+    its usual address, and commands."""
+    served = read_page_note(checkpoint_root_dir, "studio").get("url")
+    studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
+    page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
+    if served:
+        return [page, f"[Rollouts]({studio}{rollouts_page(run)})"]
+    folder = shlex.quote(str(checkpoint_root_dir / run))
+    return [f"{page} after `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
 
 
 def rollouts_page(run: str, other: str = "", token: str = "") -> str:

@@ -71,7 +71,7 @@ class BusyTimer:
 
 
 UNCOUNTED: ContextVar[BusyTimer] = ContextVar("UNCOUNTED")
-"""Of the attempt at a task that runs here: time that its workflow does not spend, but waits for what others have."""
+"""Time that the workflow of the attempt that runs here does not spend, but waits for what others have."""
 
 
 def uncounted() -> BusyTimer:

@@ -17,14 +17,14 @@ from typing import NoReturn
 
 from flows.local.connection import known_server
 from flows.local.server import Process, UpState, answers, log_file, prefect_environment, start_process
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.mlflow_writer import default_uri, describe_runs, fault_of
 from trinity_core.waits import poll
 
-MLFLOW_PORT, STUDIO_PORT = 5000, 4220
+MLFLOW_PORT = 5000
 START_SECONDS = 120.0
 """Time for a page to answer; MLflow creates its database first."""
 
@@ -34,7 +34,7 @@ class Page:
     """A web server of this machine; `trinity up` serves it if its port is free."""
 
     name: str
-    """Of its process and its log, and of its option: `--<name>-port`."""
+    """Name of its process and its log, and in its option: `--<name>-port`."""
     title: str
     port: int
     command: Sequence[str]

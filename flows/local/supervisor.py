@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Of one run within an hour, by default."""
+"""Restarts of one run within an hour, by default."""
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
 SHORT_SECONDS = 30.0

@@ -89,6 +89,11 @@ def test_same_seed_same_weights(tmp_path):
     assert a == b != c
 
 
+def test_making_a_model_prints_nothing(tmp_path, capfd):
+    tiny.make_model(tmp_path, seed=1)
+    assert [*capfd.readouterr()] == ["", ""]
+
+
 def test_rejected_answer_swaps_sum_and_difference():
     taken = tiny.make_problems(1, 300, 50, 50)
     rows = tiny.make_pairs(1, 200, taken["train"])

@@ -165,7 +165,11 @@ def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_a_run_shows_what_it_does(
-    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    prefect_api: str,
+    shared_ray: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows.rft.rft` starts the same run again."""
     from prefect.cli.flow_run import retry
@@ -187,6 +191,8 @@ def test_a_run_shows_what_it_does(
     with monkeypatch.context() as wrong, pytest.raises(TrinityError):
         wrong.setattr("trinity_core.runtime.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
         run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
+    ours = [record for record in caplog.records if "in progress" in record.getMessage()]
+    assert {record.name for record in ours} == {"prefect.task_runs"}, "the flow's error is the command's last line"
     named = FlowRunFilter.model_validate({"name": {"any_": ["rft tests/whole"]}})
     with get_client(sync_client=True) as client:
         (failed,) = client.read_flow_runs(flow_run_filter=named)
@@ -202,7 +208,7 @@ def test_a_run_shows_what_it_does(
         assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
         task_runs = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
-        names = {task_run.name.rsplit("-", 1)[0] for task_run in task_runs}
+        names = {task_run.name for task_run in task_runs}
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
         keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}

@@ -27,7 +27,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
 
 def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
     from prefect import flow, task
-    from prefect.states import AwaitingRetry, Cancelled, Completed, Paused, Pending, Running, Suspended
+    from prefect.states import AwaitingRetry, Cancelled, Failed, Paused, Pending, Running, Suspended
 
     def nothing() -> None: ...
 
@@ -38,6 +38,7 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         assert runs.deployments("studio_rft") == {ours: "studio_rft/one"}, "the other one takes no single configuration"
 
         started = runs.start(ours, "studio/one", {"config": "my.yaml", "overrides": ["seed=1"]})
+        assert {"project:studio", "name:one"} <= {*client.read_flow_run(UUID(started)).tags}
         later = datetime.now(UTC) + timedelta(hours=2)
         client.create_flow_run_from_deployment(UUID(ours), name="by a schedule", state=_scheduled(later))
         for state in (Pending(), Running()):
@@ -73,7 +74,9 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_pat
         client.set_flow_run_state(UUID(started), Suspended(timeout_seconds=60), force=True)
         assert not runs.cancel(started), "its process has ended"
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
-        client.set_flow_run_state(part.id, Completed(), force=True)
+        refused = "Flow run encountered an exception: ConfigError: The configuration has 1 problem"
+        client.set_flow_run_state(part.id, Failed(message=refused), force=True)
+        assert {run.message for run in runs.recent() if run.id == str(part.id)} == {"The configuration has 1 problem"}
 
 
 def test_the_page_beside_prefect_has_a_port_and_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

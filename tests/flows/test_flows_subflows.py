@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,19 +11,20 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
 from flows.loaded import cancellable
-from tasks import adapter
-from tasks.adapter import PREFECT
+from tasks import frontend
+from tasks.frontend import PREFECT
+from trinity_core.config import load_config
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 
 
-def requests() -> list[Request]:
-    config: Any = SimpleNamespace(name="run.1")
+def requests() -> list[StageRequest]:
+    config = load_config("configs/quickstart/quickstart.yaml", ["project=tests", "name=run.1"])
     return [
-        Request(config, "evaluate", "sft", which="base"),
-        Request(config, "sft", "sft"),
-        Request(config, "rft", "rft"),
+        StageRequest(config, "evaluate", "sft", which="base"),
+        StageRequest(config, "sft", "sft"),
+        StageRequest(config, "rft", "rft"),
     ]
 
 
@@ -42,6 +41,9 @@ def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
         stages = [client.read_flow_run(task.state.state_details.child_flow_run_id) for task in tasks]
     assert results == [1, 1, 1] and len({task.task_key for task in tasks}) == 3
     assert {stage.parameters["stage"] for stage in stages} == {"sft", "rft"}
+    assert {stage.name for stage in stages} == {
+        "evaluate tests/run.1", "sft tests/run.1_sft", "rft tests/run.1_rft",
+    }  # fmt: skip
     assert all(
         (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
     )
@@ -51,7 +53,7 @@ def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect would, and could hide the error for which all parts are stopped."""
-    monkeypatch.setattr(adapter, "RETRY_DELAY", 0)
+    monkeypatch.setattr(frontend, "RETRY_DELAY", 0)
     token, faults = CancelToken(), [ProcessLost("the first attempt's")]
 
     def stage() -> None:

@@ -28,7 +28,7 @@ from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
 from trinity_core.runtime.preflight.resource_estimate import Room
-from trinity_core.runtime.stage import Request, choose_stage
+from trinity_core.runtime.stage import StageRequest, choose_stage
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -498,7 +498,7 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
     settings = ["buffer.total_steps=10", "synchronizer.sync_method=memory"]
     [stage] = checks.validate(run_file, settings, offline=False).stages
     [warning] = [notice for notice in stage["notices"] if "--shm-size" in notice]
-    assert warning in choose_stage(Request(load_checked(run_file, settings))).warnings
+    assert warning in choose_stage(StageRequest(load_checked(run_file, settings))).warnings
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import torch
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
-from trinity_core.runtime.adapter import PLAIN
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken
+from trinity_core.runtime.frontend import PLAIN
 from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt

@@ -13,7 +13,7 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import ConfigError, config_from_dict, stages
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.pipelines.checks import require_names
+from trinity_core.pipelines.named_parts import require_names
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.run import explore

@@ -223,6 +223,25 @@ def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
     assert not page.exception and "quickstart" in page.info[0].value
 
 
+def test_a_refused_run_says_what_to_do(folder: Path) -> None:
+    def refused() -> None:
+        from pathlib import Path
+
+        from studio.prefect_runs import FlowRunSeen
+        from studio.run_page import show_run
+        from studio.runs import find_runs
+        from studio.settings import studio_settings
+
+        parameters = {"config": "games/my.yaml"}
+        seen = FlowRunSeen("1", "odd-name", "rft", "Failed", "FAILED", "two problems", None, None, "2", parameters)
+        show_run(find_runs(Path(), [seen])[0], [], studio_settings([]))
+
+    page = AppTest.from_function(refused, default_timeout=60).run()
+    assert not page.exception and page.subheader[0].value == "rft games/my.yaml"
+    assert page.text[0].value == "two problems" and "games/my.yaml" in page.info[0].value
+    assert not any("Step" in part.proto.body for part in page.get("html"))
+
+
 def test_nothing_is_shown_without_the_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     page = opened()

@@ -117,6 +117,11 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
     assert run.flow_run is not None and run.flow_run.id == str(whole.id)
 
 
+def test_a_refused_run_has_the_name_of_its_flow_and_file(tmp_path: Path) -> None:
+    begun = [flow_run("one", kind, title="radiant-chameleon", tags={}) for kind in ("SCHEDULED", "FAILED")]
+    assert [find_runs(tmp_path, [seen])[0].name for seen in begun] == ["radiant-chameleon", "rft my.yaml"]
+
+
 @pytest.mark.parametrize("kind", PREFECT_STATES)
 def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
     from prefect.client.schemas.objects import StateType
@@ -162,6 +167,9 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
     write_json(record_path(elsewhere), (read_json(record_path(elsewhere)) or {}) | {"host": "elsewhere"})
     external = {"explorer": {"external_model": {"model": "m", "base_url": "http://localhost"}}}
     JobLayout(folder(tmp_path / "external", "one", outcome=RunOutcome.FINISHED, **external)).step(1).rmdir()
+    MetricsFile(folder(tmp_path / "scored", "one", outcome=RunOutcome.FINISHED), "eval").write(
+        1, {"eval/test/accuracy": 0.5}
+    )
     runs = {
         "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
         "done": find_runs(tmp_path / "done", [flow_run("one")]),
@@ -171,6 +179,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": find_runs(tmp_path / "elsewhere", [flow_run("one", "FAILED")]),
         "without Prefect": find_runs(tmp_path / "done"),
         "without a checkpoint": find_runs(tmp_path / "early"),
+        "with a score": find_runs(tmp_path / "scored"),
         "of an external model": find_runs(tmp_path / "external"),
         "with a secret": find_runs(tmp_path / "secret"),
         "with a secret, by a worker": find_runs(
@@ -188,6 +197,7 @@ def test_what_may_be_done_with_a_run(tmp_path: Path) -> None:
         "resumed there": both,
         "without Prefect": {Action.RETRY} | both,
         "without a checkpoint": {Action.RETRY},
+        "with a score": {Action.RETRY, Action.CONVERT},
         "of an external model": {Action.RETRY, Action.EVALUATE},
         "with a secret": {Action.CONVERT},
         "with a secret, by a worker": {Action.CONVERT, Action.RETRY},
@@ -257,6 +267,15 @@ def test_a_run_is_cancelled_by_who_leads_it(tmp_path: Path, monkeypatch: pytest.
     perform(Action.RETRY, run, settings)
     by_signal = (os.getpid(), signal.SIGTERM)
     assert asked == [("cancel", "flow run one"), by_signal, by_signal, ("retry", "flow run one")]
+
+
+def test_an_evaluation_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefectRuns, "deployments", lambda self, flow: {"id": f"{flow}/gsm8k"})
+    monkeypatch.setattr(PrefectRuns, "start", lambda self, deployment, name, parameters: "begun")
+    folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
+    [run] = find_runs(tmp_path, [flow_run("one")])
+    settings = replace(studio_settings([]), api_url="http://prefect/api")
+    assert "[evaluate p/one](http://prefect/runs/flow-run/begun)" in perform(Action.EVALUATE, run, settings)
 
 
 def test_a_run_is_started_again_as_it_was(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class TrainSettings(LearnerKeys):
     """Tokens of one micro-batch of one worker."""
     reference_micro_batch_size: int | None
     reference_max_tokens: int
-    """The same for a forward pass of the reference model."""
+    """Tokens of a micro-batch in a forward pass of the reference model."""
     param_offload: bool
     """Weights in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
     optimizer_offload: bool

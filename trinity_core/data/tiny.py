@@ -146,7 +146,7 @@ def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Itera
 
 
 def pairs(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
-    """The same problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
+    """Make word problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
     difference for a sum (`rejected`)."""
     choices, weights = list(verbs), list(verbs.values())
     while True:
@@ -289,6 +289,8 @@ def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
         max_position_embeddings=size.max_position_embeddings,
         initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,
+        architectures=[Qwen2ForCausalLM.__name__],
+        dtype="float32",
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -301,13 +303,19 @@ def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
 def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
     """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; returns the number of parameters."""
     import torch
+    from safetensors.torch import save_file
 
     size = size or TinySize()
     tokenizer = make_tokenizer(size.max_position_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_untrained(size, tokenizer)
-    model.save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # model.save_pretrained writes the same; it imports DeepSpeed, which takes seconds and warns, and draws a bar.
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(model.num_parameters())
 

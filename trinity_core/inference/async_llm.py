@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 KEPT_LINES = 1000
-"""Of what vLLM's processes wrote last."""
+"""Last lines of vLLM's processes that are kept."""
 REASON_SECONDS = 5.0
 """For processes that have failed to end, and with them what they write."""
 REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")

@@ -73,7 +73,7 @@ class InProcessEngine(Engine):
         super().__init__(settings)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: dict[str, tuple[_Call, int]] = {}
-        """By request key: its call and its index in the call. Touched by the stepping thread only."""
+        """Call of each request and its index in the call, by request key. Touched by the stepping thread only."""
         self._pending: set[Future[Any]] = set()
         """Futures not done yet; all fail when the thread ends."""
         self._lock = threading.Lock()

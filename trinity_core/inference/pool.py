@@ -95,7 +95,7 @@ class EnginePool:
     """False if no engine was asked for samples since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
-    """By key: streamed requests in flight."""
+    """Streamed requests in flight, by key."""
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
     _awake: asyncio.Event = field(default_factory=asyncio.Event)

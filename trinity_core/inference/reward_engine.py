@@ -108,7 +108,7 @@ class RewardEngine:
         return list(self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False))
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Of one padded batch. The padding is a token of no row, since models look for the last that is no padding."""
+        """Score one padded batch. The padding is a token of no row: models look for the last that is no padding."""
         import torch
 
         model: Any = self._model

@@ -141,7 +141,7 @@ class _Lane:
         self.freed_at = -math.inf
         self.is_left = False
         self._owners: WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]] = WeakKeyDictionary()
-        """By each task, the one of its workflow."""
+        """Task of the workflow that each task belongs to."""
         self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
         self._thread.start()
 

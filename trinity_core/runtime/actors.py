@@ -134,8 +134,7 @@ def _start_reward_engine(
         raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
     env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
-    longest = model.max_model_len or config.model.max_model_len
-    arguments = (model.model_path, longest, placement.on_gpu, model.dtype, model.trust_remote_code)
+    arguments = (model.model_path, model.max_model_len, placement.on_gpu, model.dtype, model.trust_remote_code)
     engine = cluster.actor(RewardEngine, name, *arguments, gpus=float(placement.on_gpu), env=env, where=where)
     engine.start.remote()
     return engine

@@ -14,10 +14,10 @@ from trinity_core.addresses import API_KEY, BASE_URL
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import auxiliary_encoder, policy_encoder, stop_tokens
 from trinity_core.errors import DataError, InputError, ModelError, TransientFault, Unanswered
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.inference.engine_model import EngineModel, auxiliary_limits
+from trinity_core.inference.engine_model import EngineModel, auxiliary_model
 from trinity_core.inference.external_model import ExternalModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
@@ -114,8 +114,7 @@ def _of_curation(config: Config, models: Sequence[AuxiliaryModelConfig]) -> Conf
 def _encoder(config: Config, model: AuxiliaryModelConfig) -> ChatEncoder:
     if model == policy_as_judge(config):
         return policy_encoder(config.model)
-    thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), None, thinking)
+    return auxiliary_encoder(model)
 
 
 async def _started(
@@ -131,8 +130,8 @@ async def _started(
     loaded = {}
     for model, pool in zip(models, pools, strict=True):
         encoder = encoders[model.model_path]
-        limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder))
-        loaded[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
+        stops = stop_tokens(model.model_path, encoder)
+        loaded[model.model_path] = auxiliary_model(config, model, pool, encoder, stops)
     return loaded
 
 

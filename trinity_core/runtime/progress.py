@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
 """Between two reports, at least and at most."""
 REPORT_SHARE = 0.01
-"""Of the time that reports may take: those of Prefect cost up to a second, on cores that engines and trainer want."""
+"""Greatest share of time for reports: Prefect's cost up to a second, on cores that engines and trainer want."""
 ASK_SECONDS = 2.0
 """Between two requests to an actor for what it waits for."""
 SHOWN = (

@@ -16,7 +16,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
-from trinity_core.runtime.heartbeat import Heartbeat, StartWait
+from trinity_core.runtime.heartbeat import answering, starting
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 
@@ -96,7 +96,7 @@ class Trainers:
     def convert(self, step: int, merge: bool = True) -> Path:
         """The checkpoint of `step` in Hugging Face format, see `checkpoints.convert`."""
         worker = self.workers[0]
-        check = Heartbeat({trainer_name(self._config, 0): worker}, self._check).check
+        check = answering({trainer_name(self._config, 0): worker}, self._check)
         return Path(result_of(worker.convert.remote(step, merge), check))
 
     def remove_shared_weights(self) -> None:
@@ -112,9 +112,9 @@ class Trainers:
         self._make_room()
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
         names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
-        check = Heartbeat(names, self._check).check
-        starting = StartWait("the trainer's workers", self._cluster.unplaced, check)
-        progress = actors.connect_trainers(self.workers, starting.check, self._stopping)
+        check = answering(names, self._check)
+        loading = starting("the trainer's workers", self._cluster.unplaced, check)
+        progress = actors.connect_trainers(self.workers, loading, self._stopping)
         self._connected += 1
         report.total_steps = progress["total_steps"]
         report.actor = ActorWaits(lambda: self.workers[0].progress.remote().future())

@@ -16,7 +16,7 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 
-from trinity_core.config.public import without_password
+from trinity_core.config.secrets import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of

@@ -153,7 +153,7 @@ class ExplorerPresence:
 
 
 Explorers = Mapping[str, ExplorerPresence]
-"""By name."""
+"""Explorers by name."""
 
 
 def all_have_finished(known: Explorers) -> bool:

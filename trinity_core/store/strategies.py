@@ -127,7 +127,7 @@ class Strategy(ABC):
 
 
 def first_explore_step(groups: Sequence[Candidate]) -> list[Candidate]:
-    """Those of `groups` that belong to the explore step of the first one."""
+    """The `groups` that belong to the explore step of the first one."""
     return [group for group in groups if (group.explorer, group.step) == (groups[0].explorer, groups[0].step)]
 
 

@@ -37,7 +37,7 @@ class MetricLine:
     time: float
     metrics: dict[str, float] = field(default_factory=dict)
     made_with: str = ""
-    """Of an evaluation: the fingerprint of what its scores were made with."""
+    """Fingerprint of what an evaluation's scores were made with."""
 
 
 def metrics_path(job_dir: Path | str) -> Path:

@@ -168,7 +168,7 @@ def _plugins_digest(plugin_dir: str | None) -> str:
 
 
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
-    """Of the contents of local files; another source is known by its name."""
+    """Digest of the contents of local files; another source is known by its name."""
     try:
         return _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
     except DataError:
@@ -176,7 +176,7 @@ def data_digest(source: str, split: str, subset_name: str | None) -> str:
 
 
 def _model_digest(model_path: str) -> str:
-    """Of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
+    """Digest of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
     folder = Path(model_path).expanduser()
     if not folder.is_dir():
         return model_path

@@ -240,7 +240,7 @@ def load_causal_lm(
 
 
 def _first_line(error: Exception) -> str:
-    """Of its text; the name of its class if it has none."""
+    """First line of an error's text; the name of its class if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -31,6 +31,7 @@ from trinity_core.config.types import (
     Seed,
 )
 from trinity_core.files import expanded
+from trinity_core.layout import JobLayout
 from trinity_core.registry import registry_of
 
 
@@ -188,6 +189,11 @@ class Config(Section):
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
         return expanded(self.checkpoint_root_dir).absolute() / self.project / self.name
+
+    @property
+    def layout(self) -> JobLayout:
+        """The paths in that folder."""
+        return JobLayout(self.job_dir)
 
     @property
     def external_model(self) -> ExternalModelConfig | None:

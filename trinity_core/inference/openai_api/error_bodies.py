@@ -36,7 +36,7 @@ VALIDATION_CODES = {
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
 }
-"""By pydantic's types of errors; all others are an `invalid_value`."""
+"""Error codes by pydantic's types of errors; all others are an `invalid_value`."""
 
 
 def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from trinity_core.inference.openai_api.session_auth import SESSION_ENDED, Refusa
 
 if TYPE_CHECKING:
     from trinity_core.inference.openai_api.application import InSession
-    from trinity_core.inference.openai_api.serving import ServedModels
+    from trinity_core.inference.openai_api.vllm_handlers import ServedModels
 
 CLIENT_GONE = 499
 """The status of a response to a client that has disconnected."""

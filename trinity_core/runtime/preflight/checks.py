@@ -21,7 +21,7 @@ from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pipelines.checks import missing_names
+from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
@@ -42,7 +42,7 @@ KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
 """On the machine of every run (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
-"""Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
+"""Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 

@@ -21,7 +21,7 @@ from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
-from trinity_core.store.earlier import find_rollouts
+from trinity_core.store.earlier_rollouts import find_rollouts
 
 ROWS = 16
 """Rows that are read of each data set. Bad ones among them are no problem: a run rejects them."""

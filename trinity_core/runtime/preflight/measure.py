@@ -40,7 +40,7 @@ from trinity_core.runtime.preflight.pace_cache import (
     pace_of,
     trial_of,
 )
-from trinity_core.runtime.stage import Request, pick_stage, stage_names
+from trinity_core.runtime.stage import StageRequest, pick_stage, stage_names
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.waits import poll
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     config, _ = pick_stage(load_checked(options.config, options.overrides), options.stage)
-    run_request(Request(trial_of(config, options.folder)))
+    run_request(StageRequest(trial_of(config, options.folder)))
 
 
 if __name__ == "__main__":

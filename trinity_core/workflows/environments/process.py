@@ -222,4 +222,4 @@ class Hosts:
 
 
 HOSTS = Hosts()
-"""Of this process. They end with it (`children.py`)."""
+"""Environment hosts of this process, which end with it (`children.py`)."""

@@ -28,7 +28,7 @@ DATA = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call,
 )  # fmt: skip
 LARGEST_EXPONENT = 100
-"""Of a number, and of all powers of powers together: `9**9**9` would take for ever."""
+"""Greatest exponent of a number, and of all powers of powers together: `9**9**9` would take for ever."""
 
 
 def is_evaluable(answer: str) -> bool:
@@ -181,7 +181,7 @@ def verifier(dataset: str) -> Score:
 
 
 def guarded(dataset: str, score: Score) -> Score:
-    """The same, but 0 for an answer that the verifier would run as a program."""
+    """`score`, but 0 for an answer that the verifier would run as a program."""
     if dataset not in EVALUATED:
         return score
     return lambda answer, entry: score(answer, entry) if is_evaluable(answer) else 0.0

@@ -55,7 +55,7 @@ class CodeLimits:
     seconds: float = 6.0
     """Time, waits for a CPU not counted."""
     memory_bytes: int = 1 << 30
-    """Of all its processes together."""
+    """Memory of all its processes together."""
     disk_bytes: int = 64 << 20
     processes: int = 16
     output_bytes: int = 16 << 20

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.futures import PrefectConcurrentFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, State
@@ -20,28 +19,28 @@ from tasks.reports import (
     show_rollouts,
     show_summary,
 )
-from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
+from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
 from trinity_core.config import Config
-from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
 from trinity_core.runtime.faults import Stopped, is_cancelled
-from trinity_core.runtime.stage import Request, Stage
+from trinity_core.runtime.frontend import Frontend, Stoppable, raise_most_telling, wait_for_all
+from trinity_core.runtime.stage import Stage, StageRequest
 from trinity_core.runtime.verdicts import asks_person
 
 T = TypeVar("T")
 
 
-class PrefectAdapter(Adapter):
+class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
     report = LiveReport
 
     def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
         """Run the step as a task; a `patient` one has its own retries, because a flow of several runs has none."""
-        as_task = patient_task(name) if patient else task(name=name, cache_policy=NO_CACHE, persist_result=False)
+        as_task = patient_task(name) if patient else named_task(name)
         return as_task(step)()
 
-    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+    def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
         results, stopped = list[T](), list[Stopped]()
 
@@ -61,7 +60,11 @@ class PrefectAdapter(Adapter):
         # By this name Prefect finds the subflow's run again when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
-        as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+        title = f"{request.kind} {request.title}"
+        as_flow = flow(
+            name=request.kind, flow_run_name=lambda: title, retries=RETRIES, retry_delay_seconds=RETRY_DELAY,
+            persist_result=False,
+        )  # fmt: skip
         above = flow_run.parameters
         file = request.file or str(above.get("config", ""))
         try:
@@ -83,8 +86,7 @@ class PrefectAdapter(Adapter):
                     stopped[name] = error
                     return Cancelled(message=str(error))
 
-            made = task(name=name, cache_policy=NO_CACHE, persist_result=False)(ended)
-            return cast(PrefectConcurrentFuture[Any], made.submit())
+            return cast(PrefectConcurrentFuture[Any], named_task(name)(ended).submit())
 
         futures = {name: as_task(name, component) for name, component in components.items()}
         # The wrapped future holds the state; the Prefect future would need an API call for it.
@@ -104,7 +106,7 @@ class PrefectAdapter(Adapter):
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
-        """By Prefect's count of attempts at the flow run, or at the stage's subflow run."""
+        """True after the first attempt at the flow run, or at the stage's subflow run, by Prefect's count."""
         return bool(flow_run.run_count > 1)
 
     def announce(self, config: Config, stage: str) -> None:
@@ -128,4 +130,4 @@ class PrefectAdapter(Adapter):
         show_if_possible(lambda: show_summary(config, rest))
 
 
-PREFECT = PrefectAdapter()
+PREFECT = PrefectFrontend()

@@ -249,7 +249,7 @@ def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator
     flow = taskset.default_workflow_type
     workflow = WORKFLOWS.get(flow or "")
     reward = taskset.default_reward_fn_type or (workflow.default_reward if _is_scored(workflow) else None)
-    names = [model.name or model.model_path for model in config.explorer.auxiliary_models]
+    names = [model.called for model in config.explorer.auxiliary_models]
     for asks, default, name, args in (
         (workflow is not None and workflow.asks_models, "default_workflow_type", flow, "workflow_args"),
         (reward in MODEL_REWARDS, "default_reward_fn_type", reward, "reward_fn_args"),
