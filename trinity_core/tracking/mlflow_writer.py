@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SCORE = "eval/score"
+"""The metric by which checkpoints, and pipelines, are compared."""
 CHAMPION = "champion"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
@@ -227,7 +229,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             return False
         version, score = versions[step], f"{value:.6g}"
         if version.tags.get("score") != score:
-            self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
+            self._client.log_metric(self.run_id, SCORE, value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
         scored = {step: version for step, version in versions.items() if "score" in version.tags}
         scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
@@ -425,14 +427,18 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
     client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, described)
 
 
-def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
-    """Mark a pipeline's run as ended, if it has one."""
+def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
+    """Mark a pipeline's run as ended, if it has one; `scores`, of the first model and after each stage, become its
+    metric `eval/score`."""
     _held.discard(job_dir)
     kept = _noted(job_dir)
     if not kept:
         return
     try:
-        open_client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], STATUS[outcome])
+        client = open_client(kept["uri"], None, None, job_dir)
+        for stage, score in enumerate(scores):
+            client.log_metric(kept["run_id"], SCORE, score, step=stage)
+        client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
             raise
