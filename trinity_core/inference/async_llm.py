@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEPT_LINES = 1000
 """Last lines of vLLM's processes that are kept."""
 REASON_SECONDS = 5.0
-"""For processes that have failed to end, and with them what they write."""
+"""Time for processes that have failed to end, and with them what they write."""
 REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 60.0
-"""For the step in progress to end, and for vLLM to let go of what it holds."""
+"""Time for the step in progress to end, and for vLLM to let go of what it holds."""
 
 Job = Callable[[], None]
 T = TypeVar("T")

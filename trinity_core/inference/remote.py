@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
 
 STOP_SECONDS = 10.0
-"""For an engine to end vLLM in order, before its process is killed."""
+"""Time for an engine to end vLLM in order, before its process is killed."""
 NAME_SECONDS = 60.0
-"""For Ray to notice that a killed actor is dead, which frees its name."""
+"""Time for Ray to notice that a killed actor is dead, which frees its name."""
 
 
 def present_options() -> dict[str, Any]:

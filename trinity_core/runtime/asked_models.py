@@ -34,9 +34,9 @@ from trinity_core.workflows.rollout_model import RolloutModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks at whether Ray is alive, while a model is asked."""
+"""Time between two looks at whether Ray is alive, while a model is asked."""
 ENDPOINT_SECONDS = 800.0
-"""For a question to an endpoint, with all its retries."""
+"""Time for a question to an endpoint, with all its retries."""
 T = TypeVar("T")
 
 

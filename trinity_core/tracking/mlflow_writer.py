@@ -76,7 +76,7 @@ STARTS = "trinity.starts"
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Environment of MLflow's client if the user sets none; its own: 7 attempts of 120 s. The forwarder tries again."""
 LOCK_SECONDS = 180.0
-"""For another process to make the same store or run."""
+"""Time for another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()

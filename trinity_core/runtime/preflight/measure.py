@@ -45,10 +45,10 @@ from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.waits import poll
 
 MOST_SECONDS = 1800.0
-"""For a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
+"""Time for a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-"""For a trial to end its processes."""
+"""Time for a trial to end its processes."""
 LAST_LINES = 8
 """Shown of the log of a trial that failed."""
 
