@@ -20,7 +20,7 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 
 HERE = ""
-"""In place of a deployment's id: a process on this machine."""
+"""Value in place of a deployment's id: a process on this machine."""
 KNOWN_SECONDS = 30
 """Time for which the deployments of a flow are taken to be those that Prefect has told."""
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)

@@ -34,7 +34,7 @@ REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class AsyncLLMEngine(Engine):
-    """Also takes weights that the trainer pushes; see `trinity_core.sync.nccl_transfer`."""
+    """Steps vLLM in its own processes; takes weights that the trainer pushes (`trinity_core.sync.nccl_transfer`)."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)

@@ -106,7 +106,7 @@ class InProcessEngine(Engine):
         await self._call(lambda: self._abort(list(self._waiting)))
 
     async def _wake(self) -> None:
-        """Nothing was given up."""
+        """Does nothing: `_sleep` gave nothing up."""
 
     async def _load(self, source: WeightSource, version: int) -> None:
         assert self._asleep is None, "the engine sleeps"
@@ -168,7 +168,7 @@ class InProcessEngine(Engine):
         engine.engine_core.shutdown()
 
     def _work(self) -> None:
-        """Until `stop`."""
+        """Step the engine until `stop`."""
         while True:
             if self._waiting:
                 self._step()

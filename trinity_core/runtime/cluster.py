@@ -277,7 +277,7 @@ class Cluster:
 
 
 def _end_with_raylet(actor: object) -> None:
-    """In an actor's process, whose parent is the raylet of its node."""
+    """End this actor's process with its parent, the raylet of its node."""
     die_with_parent()
 
 

@@ -60,7 +60,7 @@ class ServedModel:
     """Plays no part: vLLM's server code computes nothing, but wants a number format."""
     trust_remote_code: bool = False
     speculative_config: Any = None
-    """That of the engines, if they speculate."""
+    """Setting of the engines, if they speculate."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False

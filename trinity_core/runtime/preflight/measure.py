@@ -104,7 +104,7 @@ def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> I
 
 
 def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callable[[str], None]) -> None:
-    """Until the trial has ended, say each step that it has done. Raises TrinityError if that takes too long."""
+    """Say each step that the trial has done, until it ends. Raises TrinityError if that takes too long."""
     done = 0
     for _ in poll(MOST_SECONDS, pause=LOOK_SECONDS):
         if trial.poll() is not None:

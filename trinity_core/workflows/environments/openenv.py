@@ -18,7 +18,7 @@ START_SECONDS = 32.0
 MOST_BYTES = 16 << 20
 """Longest message."""
 CLOSE_SECONDS = 2.0
-"""In which a server ends a session whose client has said that it is over."""
+"""Time for a server to end a session whose client has said that it is over."""
 
 
 @ENVIRONMENTS.register("openenv")
