@@ -194,7 +194,7 @@ class TaskRunner:
         def start() -> Coroutine[Any, Any, list[Experience]]:
             nonlocal model, rewards
             _end(model, outcome, succeeded=False)
-            rewards.uncounted.is_over = True
+            rewards.uncounted.give_up()
             model = self._model(outcome.task)
             rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
             return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
@@ -210,7 +210,7 @@ class TaskRunner:
             if self.api is not None:  # an agent hears of lost engines by an answer of the server
                 self.api.pool.check()
         finally:
-            rewards.uncounted.is_over = True
+            rewards.uncounted.give_up()
             outcome.span = (began, time.time())
             _end(model, outcome, succeeded=outcome.error is None)
 

@@ -11,11 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from trinity_core.config import Config, to_dict
 from trinity_core.config.engine_args import is_lossy
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
+from trinity_core.files import expanded
 from trinity_core.plugins import python_files
 from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
@@ -69,7 +71,17 @@ def score_fingerprint(config: Config, step: int) -> str:
         engine = settings["explorer"]["rollout_model"]
         lossy = {name: value for name, value in engine["extra_engine_args"].items() if is_lossy({name: value})}
         made_with["engines"] = {name: engine[name] for name in ENGINE} | lossy
-    return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return sha256(json.dumps(_resolved(made_with), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _resolved(value: Any, key: str = "") -> Any:
+    """The value with paths that exist as absolute ones: however a path is written, the score is the same."""
+    if isinstance(value, dict):
+        return {name: _resolved(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, key) for item in value]
+    is_path = isinstance(value, str) and key.endswith("path") and value
+    return str(expanded(value).resolve()) if is_path and expanded(value).exists() else value
 
 
 def valid_scores(config: Config) -> dict[int, float]:

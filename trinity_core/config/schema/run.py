@@ -162,7 +162,7 @@ class Config(Section):
 
     @property
     def notices(self) -> tuple[Finding, ...]:
-        """What was said of the user's keys that have no effect here."""
+        """What was found about the user's keys that have no effect here."""
         return self._notices
 
     def as_written(
@@ -177,6 +177,12 @@ class Config(Section):
         config = self.model_copy()
         config._given, config._notices, config._stage_runs = tree, tuple(notices), tuple(stage_runs)
         config._of_stage = of_stage or {}
+        return config
+
+    def noting(self, notices: Iterable[Finding]) -> Config:
+        """A copy with further notices."""
+        config = self.model_copy()
+        config._notices = (*self._notices, *notices)
         return config
 
     @property
