@@ -54,7 +54,7 @@ async def ours(args: argparse.Namespace) -> None:
 
     from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.openai_api.recorded_session import RecordedSession
-    from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
+    from trinity_core.inference.openai_api.server import ApiServer, ServedModel
     from trinity_core.inference.pool import EnginePool
     from trinity_core.inference.remote import as_handle
 
@@ -65,8 +65,8 @@ async def ours(args: argparse.Namespace) -> None:
         [as_handle(ray.remote(InProcessEngine).options(**options).remote(engine_settings))], str(args.model)
     )
     await pool.start()
-    served = ServedModel(("policy",), str(args.model), sampling=(("temperature", 1.0),))
-    server = ApiServer([ModelOnPool(served, engine_settings, pool)])
+    path, length = str(args.model), engine_settings.max_model_len
+    server = ApiServer([ServedModel(("policy",), path, pool, length, sampling=(("temperature", 1.0),))])
     await server.start()
     sessions: list[RecordedSession] = []
     while line := await asyncio.to_thread(sys.stdin.readline):

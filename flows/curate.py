@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from trinity_core.runtime import driver
 

@@ -14,14 +14,14 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
 
 from flows.local.worker import mark_ended
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
     logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
-    title = f"{name} {Request(loaded.config, name, **parameters).title}"
+    title = f"{name} {StageRequest(loaded.config, name, **parameters).title}"
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:
@@ -88,7 +88,7 @@ def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
 def run_stage(
     kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
 ) -> dict[str, Any]:
-    """The body of the flows that run or evaluate one stage. The fields are those of `Request`."""
+    """The body of the flows that run or evaluate one stage. The fields are those of `StageRequest`."""
     with retry_only_transient_faults():
         loaded = load(file, overrides)
-        return run_request(Request(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)
+        return run_request(StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)

@@ -82,7 +82,7 @@ def _main(name: str, title: str) -> FieldInfo:
 
 
 class _Optional:
-    """Of a type that may be None: the schema does not say so, else the form has `Property is type "None"` for it."""
+    """Marks a type that may be None: the schema does not say so, else the form has `Property is type "None"` for it."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         plain: JsonSchemaValue = handler(core)["anyOf"][0]

@@ -95,7 +95,7 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
     `weights_digest` is the SHA-256 over the final tensors in the order of their names (see
     `trinity_core.checkpoints.huggingface`).
     """
-    from trinity_core.checkpoints.huggingface import weights_digest
+    from trinity_core.checkpoints.huggingface import tensors_sha256
 
     scores = result["scores"]
     return {
@@ -108,7 +108,7 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
         "hf_dir": result["hf_dir"],
         "mlflow_uri": result["tracking_uri"],
         "curve": result["curve"],
-        "weights_digest": weights_digest(Path(result["hf_dir"])),
+        "weights_digest": tensors_sha256(Path(result["hf_dir"])),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.driver import run_parts
 

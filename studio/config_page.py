@@ -26,7 +26,7 @@ from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
 
 DEFAULT = ""
-"""Of a choice: the key is not given."""
+"""Value of a choice: the key is not given."""
 COMMON = "All stages"
 
 

@@ -48,7 +48,7 @@ TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
 SYNC = ("synchronizer",)
 """The section that says how trained weights come to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
-"""Of the lists of sections, the one whose first entry has fields."""
+"""The only list of sections whose first entry has fields."""
 LONG_NAME = 40
 """Characters of a label; longer ones may be broken at their dots."""
 NAMED = ("default_workflow_type", "default_reward_fn_type")

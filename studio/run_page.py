@@ -28,7 +28,7 @@ from trinity_core.tracking.writers import flatten
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
-"""Of a log that are shown, from its end."""
+"""Bytes of a log that are shown, from its end."""
 STEP, MINUTES = "step", "minutes"
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Keys that differ between any two runs, or in how they are written."""

@@ -18,7 +18,7 @@ from tasks.main_settings import MAIN_SETTINGS, with_main_settings
 from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
-from trinity_core.config.public import MASK
+from trinity_core.config.secrets import MASK
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.metrics_file import metrics_path
@@ -39,7 +39,7 @@ PREFECT_STATES = {
 SIDE_FLOWS = ("evaluate", "convert", "curate")
 """Flows that work beside the one that trains a run."""
 RECENT_STEPS = 20
-"""From which the time that is left is estimated."""
+"""Steps from which the time that is left is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class RunFiles:
     ended: datetime | None = None
     state: RunState = RunState.UNKNOWN
     steps: Mapping[str, str] = field(default_factory=dict)
-    """Of a pipeline: stage → the name of its run's folder."""
+    """Stage of a pipeline → the name of its run's folder."""
     step: int = 0
     seconds_a_step: float | None = None
 
     @property
     def score(self) -> float | None:
-        """Of the latest step that has one."""
+        """Score of the latest step that has one."""
         return self.scores[max(self.scores)] if self.scores else None
 
     @property
@@ -75,7 +75,7 @@ class RunFiles:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the latest steps; None if that is not known."""
+        """Time left at the pace of the latest steps; None if that is not known."""
         if self.seconds_a_step is None or self.total_steps is None:
             return None
         return max(self.total_steps - self.step, 0) * self.seconds_a_step
@@ -96,7 +96,7 @@ class Run:
     parent: str = ""
     """The name of the pipeline's run."""
     flow_runs: tuple[FlowRunSeen, ...] = ()
-    """Those of this name, the one that stands for the run first."""
+    """Flow runs of this name, the one that stands for the run first."""
 
     @property
     def flow_run(self) -> FlowRunSeen | None:
@@ -197,7 +197,7 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
     layout, scores = JobLayout(job_dir), latest_scores(job_dir)
     return [
         CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
-        for step in whole_steps(layout)
+        for step in whole_steps(layout.root)
     ]
 
 

@@ -163,7 +163,7 @@ class RunPage:
 
 
 _PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
-"""By flow run; a process runs few."""
+"""Pages by flow run; a process runs few."""
 _LOCK = Lock()
 """Explorer and trainer report from threads of their own."""
 
@@ -216,10 +216,11 @@ def _show_page(config: Config, title: str) -> None:
 
 def show_curve(config: Config) -> None:
     """Redraw the learning curve and show it; the picture is embedded, so no file server is needed."""
-    path = draw_curve(config.job_dir, f"{config.project} / {config.name}")
+    lines = read_metrics(config.job_dir)
+    path = draw_curve(config.job_dir, f"{config.project} / {config.name}", lines=lines)
     if path is not None:
         picture = base64.b64encode(path.read_bytes()).decode()
-        steps = [line.step for line in read_metrics(config.job_dir)]
+        steps = [line.step for line in lines]
         _put(artifact_key(config, "curve"), f"![Learning curve](data:image/png;base64,{picture})",
              f"Learning curve: step {max(steps, default=0)}")  # fmt: skip
 

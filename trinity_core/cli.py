@@ -37,6 +37,11 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.
 PluginDir = Annotated[
     Path | None, typer.Option("--plugin-dir", help="Folder of Python files with workflows, rewards and algorithms.")
 ]
+RunFolder = Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)]
+StoreConfig = Annotated[
+    Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
+]
+StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")]
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
@@ -195,12 +200,10 @@ def convert(
 
 @app.command(rich_help_panel=RESULTS)
 def audit(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
-    ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    config: StoreConfig = None,
+    store: StoreUrl = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Count the outcome of every task drawn: trained, dropped, failed or pending. Changes nothing.
@@ -220,12 +223,10 @@ def audit(
 
 @app.command(rich_help_panel=RESULTS)
 def view(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
-    ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    config: StoreConfig = None,
+    store: StoreUrl = None,
     host: Annotated[
         str, typer.Option(help="Address or name of this machine to serve on; there is no password.")
     ] = LOOPBACK,
@@ -241,7 +242,7 @@ def view(
 
 @app.command(rich_help_panel=RESULTS)
 def log(
-    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    checkpoint_dir: RunFolder,
     level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",
     actor: Annotated[
         list[str] | None,
@@ -251,7 +252,7 @@ def log(
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
     from trinity_core.layout import JobLayout
-    from trinity_core.runtime.run_stores import runs_in
+    from trinity_core.runtime.find_stores import runs_in
     from trinity_core.tracking.log_stream import LogStream, entry_filter, entry_line, stream_entries
 
     folder = checkpoint_dir.absolute()
@@ -292,7 +293,7 @@ def check_data(
     from trinity_core.pipelines.tasks import with_curated_tasks
     from trinity_core.runtime.asked_models import RunModels
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.store.earlier import read_answers
+    from trinity_core.store.earlier_rollouts import read_answers
 
     checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
     colour = sys.stdout.isatty() if color is None else color

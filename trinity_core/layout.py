@@ -29,7 +29,7 @@ from pathlib import Path
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
 ABANDONED = "abandoned"
-"""In the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
+"""Mark in the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
 ADAPTER = "lora_adapter"
 """The folder of a checkpoint's adapter, in that of its actor."""
@@ -152,8 +152,3 @@ class JobLayout:
 def shard_name(content: str, world_size: int, rank: int) -> str:
     """File name of one rank's `content`: "model", "optim" or "extra_state"."""
     return f"{content}_world_size_{world_size}_rank_{rank}.pt"
-
-
-def as_layout(job_dir: JobLayout | Path | str) -> JobLayout:
-    """A layout as it is, or the layout of a path."""
-    return job_dir if isinstance(job_dir, JobLayout) else JobLayout(Path(job_dir))

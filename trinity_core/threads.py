@@ -160,7 +160,7 @@ class Bridge:
     here: Loop
     there: Loop
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
-    """Those that have not ended."""
+    """Calls that have not ended."""
     _leaving: list[tuple[Coroutine[Any, Any, Any], asyncio.Future[Any]]] = field(default_factory=list)
     _running: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
     _returning: list[tuple[asyncio.Future[Any], asyncio.Task[Any]]] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,13 +12,15 @@ from types import TracebackType
 
 
 class BusyTimer:
-    """Adds up the time in which at least one `with` block of it was open, of any thread."""
+    """Adds up the time in which at least one `with` block of it was open, of any thread. Ends what its work has left
+    behind if that is given up."""
 
     is_over: bool
     """True once what the timer measures is given up: nobody waits any longer for what its blocks wait for."""
 
     def __init__(self) -> None:
         self.is_over = False
+        self._held: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._open = 0
         self._since = 0.0
@@ -38,6 +40,29 @@ class BusyTimer:
             if not self._open:
                 self._total += time.perf_counter() - self._since
 
+    def hold(self, end: Callable[[], object]) -> None:
+        """Have `end` called, in a thread of its own, once the work is given up, or now if it is: it may never come to
+        end what it holds, because its event loop is blocked."""
+        with self._lock:
+            self._held.append(end)
+            is_over = self.is_over
+        if is_over:
+            self.give_up()
+
+    def let_go(self, end: Callable[[], object]) -> None:
+        """The work has ended what it held."""
+        with self._lock:
+            if end in self._held:
+                self._held.remove(end)
+
+    def give_up(self) -> None:
+        """Nobody waits for the work any longer; what it still holds is ended."""
+        with self._lock:
+            self.is_over = True
+            held, self._held = self._held, []
+        for end in held:
+            threading.Thread(target=end, name="given-up", daemon=True).start()
+
     @property
     def seconds(self) -> float:
         """The sum so far, blocks still open included."""
@@ -46,7 +71,7 @@ class BusyTimer:
 
 
 UNCOUNTED: ContextVar[BusyTimer] = ContextVar("UNCOUNTED")
-"""Of the attempt at a task that runs here: time that its workflow does not spend, but waits for what others have."""
+"""Time that the workflow of the attempt that runs here does not spend, but waits for what others have."""
 
 
 def uncounted() -> BusyTimer:

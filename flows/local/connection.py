@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_environment
 from trinity_core.config import Config, stages
-from trinity_core.config.public import without_password
+from trinity_core.config.secrets import without_password
 from trinity_core.errors import TrinityError
 from trinity_core.program import TERMINATED, ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
@@ -51,7 +51,7 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
-        """Those that the same command resumes."""
+        """Runs that the same command resumes."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())

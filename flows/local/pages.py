@@ -35,7 +35,7 @@ class Page:
     """A web server of this machine; `trinity up` serves it if its port is free."""
 
     name: str
-    """Of its process and its log, and of its option: `--<name>-port`."""
+    """Name of its process and its log, and in its option: `--<name>-port`."""
     title: str
     port: int
     command: Sequence[str]

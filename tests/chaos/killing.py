@@ -19,7 +19,7 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from trinity_core.checkpoints.huggingface import weights_digest
+from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.files import read_json
 from trinity_core.runtime.audit import audit_runs
@@ -209,7 +209,7 @@ class ChaosRun:
         """The digest of the final weights."""
         summary = read_json(self.job / "summary.json")
         assert summary is not None and summary["step"] == self.steps, f"the run did not end: {summary}"
-        return weights_digest(Path(summary["hf_dir"]))
+        return tensors_sha256(Path(summary["hf_dir"]))
 
     def audit(self) -> Audit:
         """What `trinity audit` finds now."""

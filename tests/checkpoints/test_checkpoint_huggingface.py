@@ -8,7 +8,7 @@ import numpy as np
 from raising import raising
 from safetensors.numpy import save_file
 
-from trinity_core.checkpoints.huggingface import weights_digest
+from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.pipeline import scores_by_stage
 
@@ -21,15 +21,15 @@ def test_digest_does_not_depend_on_division_into_files(tmp_path: Path) -> None:
     save_file(tensors, one / "model.safetensors", {"format": "pt"})
     for name, value in tensors.items():
         save_file({name: value}, two / f"model-{name}.safetensors")
-    assert weights_digest(one) == weights_digest(two)
+    assert tensors_sha256(one) == tensors_sha256(two)
     save_file({**tensors, "a": np.zeros(4, dtype=np.float16)}, other / "model.safetensors")
-    assert weights_digest(other) != weights_digest(one)
+    assert tensors_sha256(other) != tensors_sha256(one)
 
 
 def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with raising(TrinityError, key=str(tmp_path)):
-        weights_digest(tmp_path)
+        tensors_sha256(tmp_path)
 
 
 def test_stage_without_score_takes_first_score_of_next_stage() -> None:

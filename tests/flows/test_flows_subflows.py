@@ -11,20 +11,20 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 
 from flows.loaded import cancellable
-from tasks import adapter
-from tasks.adapter import PREFECT
+from tasks import frontend
+from tasks.frontend import PREFECT
 from trinity_core.config import load_config
 from trinity_core.program import TERMINATED
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 
 
-def requests() -> list[Request]:
+def requests() -> list[StageRequest]:
     config = load_config("configs/quickstart/quickstart.yaml", ["project=tests", "name=run.1"])
     return [
-        Request(config, "evaluate", "sft", which="base"),
-        Request(config, "sft", "sft"),
-        Request(config, "rft", "rft"),
+        StageRequest(config, "evaluate", "sft", which="base"),
+        StageRequest(config, "sft", "sft"),
+        StageRequest(config, "rft", "rft"),
     ]
 
 
@@ -53,7 +53,7 @@ def test_a_stopped_stage_raises_no_fault_of_an_earlier_attempt(
     prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect would, and could hide the error for which all parts are stopped."""
-    monkeypatch.setattr(adapter, "RETRY_DELAY", 0)
+    monkeypatch.setattr(frontend, "RETRY_DELAY", 0)
     token, faults = CancelToken(), [ProcessLost("the first attempt's")]
 
     def stage() -> None:

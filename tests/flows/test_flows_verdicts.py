@@ -23,7 +23,7 @@ from trinity_core.data.tokenizer import load_tokenizer, policy_encoder
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.runtime.stage import Stage
 from trinity_core.runtime.verdicts import TaskVerdict, judged_rows, keep_verdicts, shown_tasks, with_verdicts
-from trinity_core.store.earlier import read_answers
+from trinity_core.store.earlier_rollouts import read_answers
 from trinity_core.store.store import ExperienceStore
 
 VERDICTS = "buffer.trainer_input.experience_buffer.human_verdicts"
@@ -160,7 +160,7 @@ def asking(config):
     """A flow that does what the flow `sft` does before it trains."""
     from prefect import flow
 
-    from tasks.adapter import PREFECT
+    from tasks.frontend import PREFECT
 
     @flow(name="judged", persist_result=False)
     def judged() -> Stage:

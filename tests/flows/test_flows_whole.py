@@ -30,7 +30,7 @@ from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
 from studio_browser import opened, person_at
 
 from trinity_core.checkpoints.convert import convert_all
-from trinity_core.checkpoints.huggingface import weights_digest
+from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking.metrics_file import read_metrics
@@ -257,7 +257,7 @@ async def see_charts(link: str, folder: Path) -> None:
 
 def test_all_checkpoints_are_converted(deployed: Deployed) -> None:
     folders = convert_all(deployed.job)
-    assert len(folders) == len([*deployed.job.glob("global_step_*")]) and all(map(weights_digest, folders))
+    assert len(folders) == len([*deployed.job.glob("global_step_*")]) and all(map(tensors_sha256, folders))
 
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:

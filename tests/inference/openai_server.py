@@ -13,9 +13,8 @@ import openai
 
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
-from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
+from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.settings import EngineSettings
 
 
 @dataclass
@@ -49,22 +48,21 @@ async def end_tasks() -> None:
 
 
 @contextmanager
-def serving(folder, *engines, max_model_len=256, server=None, judge=False, extra=None, **served) -> Iterator[Api]:
+def serving(folder, *engines, max_model_len=256, server=None, judge=False, **served) -> Iterator[Api]:
     """A server of the model in `folder` on these engines, as the model `policy`, and as the auxiliary model `judge` if
-    that is wanted; `server`: more of `ApiServer`; `extra`: arguments of the engines."""
+    that is wanted; `server`: more of `ApiServer`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     do = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(120)  # noqa: E731
-    settings = EngineSettings(str(folder), max_model_len=max_model_len, dtype="float32", extra_engine_args=extra or {})
-    model = ServedModel(("policy", str(folder)), str(folder), sampling=(("temperature", 1.0),), **served)
 
     async def start():
         pool = EnginePool(engines, str(folder))
         await pool.start()
-        models = [ModelOnPool(model, settings, pool)]
+        shared = {"path": str(folder), "pool": pool, "max_model_len": max_model_len}
+        models = [ServedModel(("policy", str(folder)), **shared, sampling=(("temperature", 1.0),), **served)]
         if judge:
-            models.append(ModelOnPool(ServedModel(("judge",), str(folder), recorded=False), settings, pool))
+            models.append(ServedModel(("judge",), **shared, recorded=False))
         api = ApiServer(models, **(server or {}))
         await api.start()
         return Api(api, pool, load_tokenizer(str(folder)), loop)

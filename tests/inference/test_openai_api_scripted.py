@@ -564,7 +564,7 @@ def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
 def test_what_an_engine_that_speculates_refuses_is_refused_alone(speaker, tiny_folder):
     say(speaker, "Yes.", "Yes.")
     speaker.calls.clear()
-    with serving(tiny_folder, speaker, extra={"speculative_config": {"method": "ngram"}}) as api:
+    with serving(tiny_folder, speaker, speculative_config={"method": "ngram"}) as api:
         asks = {"model": "policy", "messages": ASK, "extra_body": {"min_p": 0.1}}
         with pytest.raises(openai.BadRequestError):
             api.client().chat.completions.create(**asks)

@@ -6,7 +6,7 @@ import json
 
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
-from trinity_core.inference.openai_api import served
+from trinity_core.inference.openai_api import api_settings
 from trinity_core.inference.pool import EnginePool
 
 
@@ -25,7 +25,10 @@ def config(tmp_path, rollout_model=None, mode="explore", **explorer):
 
 def test_nothing_is_served_unless_asked_for(tmp_path):
     settings = config(tmp_path)
-    assert not served.is_served(settings) and served.workflow_models(settings, None, EnginePool([], "m")) is None
+    assert (
+        not api_settings.is_served(settings)
+        and api_settings.workflow_models(settings, None, EnginePool([], "m")) is None
+    )
 
 
 def test_policy_and_auxiliary_models_are_served(tmp_path):
@@ -33,21 +36,21 @@ def test_policy_and_auxiliary_models_are_served(tmp_path):
     judge = {"model_path": "j", "name": "judge", "enable_openai_api": True, "reasoning_parser": "qwen3"}
     settings = config(tmp_path, parsing, auxiliary_models=[judge, {"model_path": "hidden"}], api_port=1)
     pools = [EnginePool([], name) for name in "mjh"]
-    server = served.api_server(settings, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
+    server = api_settings.api_server(settings, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
     assert (server.host, server.port) == ("127.0.0.1", 1)
     policy, other = server.models
-    assert policy.served.names == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
-    assert dict(policy.served.sampling)["temperature"] == 0.7 and policy.settings.max_model_len == 99
-    assert policy.served.tool_call_parser == "hermes" and policy.served.enable_auto_tool_choice
-    assert other.served.names == ("judge",) and other.served.recorded is False
-    assert other.served.reasoning_parser == "qwen3" and other.settings.model_path == "j"
+    assert policy.names == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
+    assert dict(policy.sampling)["temperature"] == 0.7 and policy.max_model_len == 99
+    assert policy.tool_call_parser == "hermes" and policy.enable_auto_tool_choice
+    assert other.names == ("judge",) and other.recorded is False
+    assert other.reasoning_parser == "qwen3" and other.path == "j"
 
 
 def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
     settings = config(tmp_path, {"enable_openai_api": True})
-    first, second = (served.api_server(settings, (EnginePool([], "m"), ()), []) for _ in range(2))
+    first, second = (api_settings.api_server(settings, (EnginePool([], "m"), ()), []) for _ in range(2))
     assert first.key != second.key and first.key not in repr(first)
-    served.write_address(settings, first)
+    api_settings.write_address(settings, first)
     path = api_address_file(settings)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {"base_url": first.base_url(), "api_key": first.key}
@@ -56,7 +59,9 @@ def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
 def test_an_evaluation_leaves_address_and_port_to_its_run(tmp_path):
     """It has the run's folder and the explorer's name, and the run may be serving."""
     asked = {"enable_openai_api": True}
-    assert served.is_told(config(tmp_path, asked)) and not served.is_told(config(tmp_path, asked, mode="bench"))
+    assert api_settings.is_told(config(tmp_path, asked)) and not api_settings.is_told(
+        config(tmp_path, asked, mode="bench")
+    )
     settings = config(tmp_path, asked, mode="bench", listen_address="0.0.0.0", api_port=1)
-    server = served.api_server(settings, (EnginePool([], "m"), ()), [])
+    server = api_settings.api_server(settings, (EnginePool([], "m"), ()), [])
     assert (server.host, server.port) == ("127.0.0.1", 0)

@@ -13,7 +13,7 @@ from trinity_core.config.findings import Report
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
 

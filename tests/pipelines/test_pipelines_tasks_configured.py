@@ -17,11 +17,11 @@ from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
 from trinity_core.config.paths import curated_folder, output_root, reads_output, uses_pipeline
 from trinity_core.errors import DataError
-from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import configured_pipeline
 from trinity_core.runtime.pipeline import finished
-from trinity_core.runtime.stage import Request, choose_stage
+from trinity_core.runtime.stage import StageRequest, choose_stage
 from trinity_core.runtime.summary import write_summary
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
@@ -62,7 +62,7 @@ def test_a_finished_stage_that_reads_the_output_is_done(
 ) -> None:
     """Neither the output nor the sync method used without GPUs is a change of the configuration."""
     config = config_of(tmp_path, {"name": "t"}).with_values({"model.model_path": str(tiny_folder)})
-    stage = choose_stage(Request(config))
+    stage = choose_stage(StageRequest(config))
     assert stage.config.synchronizer.sync_method != config.synchronizer.sync_method
     summary = {"made_from": stage.made_from, "step": 0, "hf_dir": ""}
     write_summary(stage.config, summary)
@@ -92,7 +92,7 @@ def test_inputs_beside_other_files_are_refused(tmp_path: Path) -> None:
 def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:
     before = config_of(tmp_path, {"name": "t"}, [{"name": "e", "path": str(tmp_path / "data"), "split": "train"}])
     config = before.with_values({"model.model_path": str(tiny_folder)})
-    stage = choose_stage(Request(config))
+    stage = choose_stage(StageRequest(config))
     [tasks], [evaluation] = (
         stage.config.buffer.explorer_input.tasksets, stage.config.buffer.explorer_input.eval_tasksets,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_part_of_the_output_is_for_evaluation(tmp_path: Path, tiny_folder: Path)
     assert len(train) + len(test) == 40 and 3 <= len(test) <= 20
     assert not {row["question"] for row in train} & {row["question"] for row in test}
     assert all(list(row) == ["question", "answer"] for row in (*train, *test))
-    alone = choose_stage(Request(config, "evaluate")).config.buffer.explorer_input
+    alone = choose_stage(StageRequest(config, "evaluate")).config.buffer.explorer_input
     assert alone.eval_tasksets[0].path == folder, "an evaluation of the run reads what the run read"
 
 

@@ -19,7 +19,7 @@ from trinity_core.inference.external_model import ExternalSession
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Request, choose_stage
+from trinity_core.runtime.stage import StageRequest, choose_stage
 from trinity_core.runtime.summary import read_summary, summary_of_scores
 from trinity_core.tracking.scores import evaluation_text, score_fingerprint, valid_scores
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
@@ -200,10 +200,10 @@ def test_an_endpoint_has_a_run_of_its_own_and_no_engines(tmp_path: Path, tiny_fo
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
     )  # fmt: skip
     assert any("explorer.external_model" in notice for notice in notices(config)), "training leaves it alone"
-    stage = choose_stage(Request(config, "evaluate"))
+    stage = choose_stage(StageRequest(config, "evaluate"))
     assert (stage.config.name, stage.config.mode) == ("n_org-tiny", "bench")
     assert stage.placement.engines == 0
-    base = choose_stage(Request(config, "evaluate", which="base"))
+    base = choose_stage(StageRequest(config, "evaluate", which="base"))
     assert base.config.name == "n" and base.config.external_model is None and base.placement.engines == 1
     assert place(stage.config, Machine(8, 2)).gpus == 0
 
@@ -214,7 +214,7 @@ def test_an_unset_key_is_reported_before_anything_starts(
     monkeypatch.delenv("TINY_KEY", raising=False)
     config = config_of(tmp_path, tiny_folders, URL, api_key_env="TINY_KEY")
     with raising(TrinityError, key="TINY_KEY"):
-        choose_stage(Request(config))
+        choose_stage(StageRequest(config))
 
 
 def test_a_judge_beside_an_endpoint_needs_a_length(tmp_path: Path, tiny_folders: TinyFolders) -> None:

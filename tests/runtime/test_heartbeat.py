@@ -13,9 +13,10 @@ from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime import actors, faults, heartbeat, nodes
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, ProcessLost, Stopped, result_of
-from trinity_core.runtime.heartbeat import StartupPresence, StartWait, within
+from trinity_core.runtime.heartbeat import explorer_starts, starting, within
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
+from trinity_core.waits import poll
 
 
 def silent(*verbs: str) -> Any:
@@ -86,7 +87,7 @@ def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
 def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.05)
     cluster: Any = None
-    trainers = Trainers(cluster, Config(), cluster, no_check, lambda: False)
+    trainers = Trainers(actors.Actors(cluster, Config(), cluster), no_check, lambda: False)
     trainers.workers = [silent("convert", "progress")]
     with pytest.raises(ProcessLost, match=r"trainer_0 has not answered for 0 s"):
         trainers.convert(3)
@@ -97,8 +98,8 @@ def test_a_wait_for_processes_names_those_without_a_place(
 ) -> None:
     monkeypatch.setattr("trinity_core.waits.FIRST_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
-    StartWait("the engines of e", lambda: ["run/e/engine_0"], lambda: None).check()
-    StartWait("the trainer's workers", lambda: [], lambda: None).check()
+    starting("the engines of e", lambda: ["run/e/engine_0"], lambda: None)()
+    starting("the trainer's workers", lambda: [], lambda: None)()
     assert caplog.messages == [
         "waits for the engines of e to start, 0 s so far; Ray has yet to start run/e/engine_0",
         "waits for the trainer's workers to start, 0 s so far; they are loading",
@@ -110,15 +111,16 @@ def test_an_explorer_is_seen_while_its_engines_load(tmp_path: Path) -> None:
     with open_run_store(config) as store:
         store.expect("explorer")
         assert store.stats().explorers["explorer"].seen is None
-        StartupPresence(config, lambda: None).check()
-        assert store.stats().explorers["explorer"].seen is not None
+        with explorer_starts(config):
+            for _ in poll(30):
+                if store.stats().explorers["explorer"].seen is not None:
+                    return
+    pytest.fail("the explorer is not announced")
 
 
-def test_a_lost_run_is_heard_of_while_it_starts(tmp_path: Path) -> None:
+def test_a_lost_run_is_heard_of_while_it_starts() -> None:
     def check() -> None:
         raise TransientFault("Ray has died")
 
-    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
-    starting = StartupPresence(config, StartWait("the engines of e", lambda: [], check).check)
     with pytest.raises(TransientFault):
-        starting.check()
+        starting("the engines of e", lambda: [], check)()

@@ -15,11 +15,11 @@ from store.store_helpers import make_rows
 
 from trinity_core.errors import TrinityError
 from trinity_core.runtime import driver
-from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.driver import gpus_together, plan_parts
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, Stopped
+from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.stage import Request
+from trinity_core.runtime.stage import StageRequest
 from trinity_core.store.run_store import open_run_store
 from trinity_core.training.sources import wait_lease
 
@@ -83,8 +83,8 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
     monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
     monkeypatch.setattr(driver, "shared_ray", lambda *_: nullcontext(CancelToken()))
 
-    class Played(Adapter):
-        def subflow(self, request: Request, run: Any) -> Any:
+    class Played(Frontend):
+        def subflow(self, request: StageRequest, run: Any) -> Any:
             ran.append(request.config.mode)
             if request.config.mode == "explore":
                 for step in range(store.position("explorer").step + 1, 4):

@@ -28,7 +28,7 @@ from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
 from trinity_core.runtime.preflight.resource_estimate import Room
-from trinity_core.runtime.stage import Request, choose_stage
+from trinity_core.runtime.stage import StageRequest, choose_stage
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -460,7 +460,7 @@ def test_validate_tells_of_a_template_without_a_turn_end(run_file):
     assert not any("no special token" in notice for notice in notices())
     assert [notice for notice in notices(endless) if "no special token" in notice and "custom_chat_template" in notice]
     assert not any("no special token" in notice for notice in notices(endless, "--offline"))
-    with mock.patch.object(models, "policy_encoder", side_effect=ValueError("no JSON")):
+    with mock.patch.object(checks, "policy_encoder", side_effect=ValueError("no JSON")):
         assert [notice for notice in notices() if "tokenizer" in notice and "no JSON" in notice]
 
 
@@ -498,7 +498,7 @@ def test_a_small_shared_memory_is_a_notice(run_file, monkeypatch):
     settings = ["buffer.total_steps=10", "synchronizer.sync_method=memory"]
     [stage] = checks.validate(run_file, settings, offline=False).stages
     [warning] = [notice for notice in stage["notices"] if "--shm-size" in notice]
-    assert warning in choose_stage(Request(load_checked(run_file, settings))).warnings
+    assert warning in choose_stage(StageRequest(load_checked(run_file, settings))).warnings
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,9 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
     settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", *overrides]
     assert (set(problems(run_file, *settings)) == {"model.max_prompt_tokens"}) is refused
-    listed = checks.validate(run_file, settings, offline=False).stages
+    with mock.patch.object(checks, "policy_encoder", wraps=checks.policy_encoder) as loaded:
+        listed = checks.validate(run_file, settings, offline=False).stages
+    assert loaded.call_count == 1, "for each finding that needs the tokenizer"
     notices = [notice for stage in listed for notice in stage["notices"] if "model.max_prompt_tokens" in notice]
     assert len(notices) == noted
 

@@ -31,9 +31,9 @@ from trinity_core.runtime.preflight.trainer_memory import (
     activation_bytes,
     layer_bytes,
     logit_bytes,
-    micro_batches,
     shared_micro_batches,
     trainer_needs,
+    worst_micro_batches,
 )
 from trinity_core.training import packing
 from trinity_core.training.lora import add_adapter
@@ -102,7 +102,7 @@ def test_logits_are_held_four_times_or_sliced():
 def test_micro_batches_are_those_of_the_trainer():
     def planned(*overrides):
         config = config_of("trainer.max_token_len_per_gpu=800", *overrides)
-        return micro_batches(config, train_settings(config), 1)
+        return worst_micro_batches(config, train_settings(config), 1)
 
     # A group: 88 tokens of the prompt and 8 responses of 40, 408; 4 groups, each alone within 800 tokens.
     micro = planned()
@@ -120,7 +120,7 @@ def test_micro_batches_are_those_of_the_trainer():
 def test_workers_share_the_tokens_of_a_sequence():
     config = config_of("trainer.max_token_len_per_gpu=408", "trainer.ulysses_sequence_parallel_size=2")
     settings = train_settings(config)
-    whole, part = micro_batches(config, settings, 1), shared_micro_batches(config, settings, 2, 2)
+    whole, part = worst_micro_batches(config, settings, 1), shared_micro_batches(config, settings, 2, 2)
     assert (whole.tokens, part.tokens, part.targets) == (408, 408, 320), "of two groups, half of each"
     assert shared_micro_batches(config, settings, 1, 1) == whole
 

@@ -17,14 +17,14 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import held, is_held
 from trinity_core.runtime import driver, pipeline
-from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.find_stores import runs_in
+from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
-from trinity_core.runtime.run_stores import runs_in
-from trinity_core.runtime.stage import Request, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
+from trinity_core.runtime.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -74,7 +74,7 @@ def test_a_finished_pipeline_is_not_run_again(
     sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
 
-    def run_request(request: Request, adapter: Adapter) -> dict[str, Any]:
+    def run_request(request: StageRequest, frontend: Frontend) -> dict[str, Any]:
         asked.append((request.kind, request.which))
         return {"score": 0.1}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -78,6 +79,8 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     scores.write(0, {"eval/test/accuracy": 0.25, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
     reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
     scores.write(10, {"eval/test/accuracy": 0.5, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
-    for report in reports * 2:
-        report.report()
+    with mock.patch.object(Path, "read_bytes", autospec=True, side_effect=Path.read_bytes) as read:
+        for report in reports * 2:
+            report.report()
+    assert read.call_count == 4, "the metrics are read once a report"
     assert [message.count("0.500") for message in caplog.messages] == [1]

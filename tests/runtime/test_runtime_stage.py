@@ -26,11 +26,11 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import PIPELINE, TRAINER, held, hold, is_held, release
-from trinity_core.runtime.adapter import Adapter
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
+from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import Request, Stage, choose_stage, lock_names, resume, resume_step, unlock_run
+from trinity_core.runtime.stage import Stage, StageRequest, choose_stage, lock_names, resume, resume_step, unlock_run
 from trinity_core.runtime.tracking_thread import _run_info
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
@@ -140,7 +140,7 @@ def test_a_run_without_prefect_logs_its_warnings(
         "service": {"data_juicer": {}},
         "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
     }
-    stage = resolve(Request(config_from_dict(tree)))
+    stage = resolve(StageRequest(config_from_dict(tree)))
     assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
 
 
@@ -167,7 +167,7 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
     }
 
     def start(model_path: Path) -> Config:
-        stage = resolve(Request(config_from_dict(tree, [f"model.model_path={model_path}"])))
+        stage = resolve(StageRequest(config_from_dict(tree, [f"model.model_path={model_path}"])))
         for name in lock_names(stage.config, PARTS):
             release(stage.config.job_dir, name)
         assert stage.resumed_step == 0
@@ -236,13 +236,13 @@ def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_fold
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "checkpoint", "fixed"))
     locked: list[bool] = []
 
-    class Judging(Adapter):
+    class Judging(Frontend):
         def judged(self, stage: Stage) -> Stage:
             locked.extend(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
             raise TrinityError("nobody was there")
 
     with raising(TrinityError, key=""):
-        run_request(Request(config, "rft", is_ready=True), Judging())
+        run_request(StageRequest(config, "rft", is_ready=True), Judging())
     assert all(locked) and len(locked) == 2
     assert not any(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
 
@@ -311,13 +311,13 @@ def test_a_run_keeps_the_sync_style_that_validation_tells(
 ) -> None:
     """Also where `memory` takes over from `nccl`, as on this machine."""
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, gpus, method, style))
-    stage = choose_stage(Request(config))
+    stage = choose_stage(StageRequest(config))
     assert stage.config.synchronizer.sync_method == "memory"
     assert config.synchronizer.style == stage.config.synchronizer.style == in_force
     assert SyncSchedule.of(stage.config).publish_every == SyncSchedule.of(config).publish_every
     lines = set(map(str, notices(config)))
     assert lines <= set(map(str, stage.warnings))
-    evaluation = choose_stage(Request(config, "evaluate", which="base"))
+    evaluation = choose_stage(StageRequest(config, "evaluate", which="base"))
     assert not [text for text in evaluation.warnings if "without effect" in text], "they are the training's"
 
 
@@ -329,8 +329,8 @@ def test_only_a_pipeline_evaluates_its_base_by_the_engines_of_the_training(
     monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 0))
     config = config_from_dict(grpo_tree(tmp_path, tiny_folders, 0, "memory", "explorer_driven") | stages)
     name = "first" if stages else ""
-    training = choose_stage(Request(config, "rft", name)).placement.engine_threads
-    evaluation = choose_stage(Request(config, "evaluate", name, which="base")).placement.engine_threads
+    training = choose_stage(StageRequest(config, "rft", name)).placement.engine_threads
+    evaluation = choose_stage(StageRequest(config, "evaluate", name, which="base")).placement.engine_threads
     assert training < 16 and evaluation == (training if stages else 16)
 
 
@@ -346,7 +346,7 @@ def test_a_stage_run_alone_leaves_the_record_of_a_running_pipeline(
         JobLayout(run.job_dir).create()
     write_json(JobLayout(config.job_dir).stages, {"first": own.name})
     with held(config.job_dir, PIPELINE) if running else nullcontext():
-        alone = choose_stage(Request(config, "rft", "first")).config
+        alone = choose_stage(StageRequest(config, "rft", "first")).config
     assert alone.name != own.name
     assert read_json(JobLayout(config.job_dir).stages) == {"first": own.name if running else alone.name}
 

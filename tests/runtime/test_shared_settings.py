@@ -11,7 +11,8 @@ from runtime.lock_holders import other_process
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import release
-from trinity_core.runtime.stage import check_shared_settings, lock_names, lock_run
+from trinity_core.runtime.shared_settings import check_shared_settings
+from trinity_core.runtime.stage import lock_names, lock_run
 
 Make = Callable[..., Config]
 STALENESS, STYLE, INTERVAL = (f"synchronizer.{key}=" for key in ("max_staleness", "sync_style", "sync_interval"))

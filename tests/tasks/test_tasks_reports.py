@@ -16,7 +16,7 @@ from ports import free_port
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reports
-from tasks.adapter import PREFECT
+from tasks.frontend import PREFECT
 from tasks.reports import LiveReport, artifact_key
 from trinity_core.config import Config
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trinity_core.config.public import MASK, without_secrets
+from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.tracking.writers import flatten
 
 

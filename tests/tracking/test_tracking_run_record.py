@@ -8,7 +8,7 @@ import pytest
 from mlflow_store import mlflow_client
 from raising import raising
 
-from trinity_core.config.public import MASK
+from trinity_core.config.secrets import MASK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note

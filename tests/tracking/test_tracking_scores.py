@@ -112,6 +112,15 @@ def test_a_score_stays_when_what_made_it_stays(folder: Path, change: str) -> Non
     assert valid_scores(after) == {0: 0.4}
 
 
+def test_a_score_stays_however_the_paths_are_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_score(config_of(folder), 0, 0.4)
+    monkeypatch.chdir(folder)
+    data, judge = "buffer.explorer_input.eval_tasksets[0].path", "explorer.auxiliary_models[0].model_path"
+    relative = config_of(folder, f"{data}=data", f"{judge}=./judge", "model.model_path=model", "plugin_dir=plugins")
+    assert relative.buffer.explorer_input.eval_tasksets[0].path == "data"
+    assert unscored_steps(relative, "base") == []
+
+
 def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:
     """Its weights are the run's own; only step 0 is the model of `model_path`."""
     write_score(config_of(folder), 8, 0.9)

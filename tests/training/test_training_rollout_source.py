@@ -14,6 +14,7 @@ from trinity_core.config import config_from_dict
 from trinity_core.data.lengths import takes_whole_step
 from trinity_core.data.tiny import write_jsonl
 from trinity_core.errors import DataError
+from trinity_core.store import run_store
 from trinity_core.training import sources
 from trinity_core.training.sources import BatchSource, RolloutSource, open_source
 
@@ -90,7 +91,7 @@ def test_default_train_batch_holds_one_explore_step(changes: Any, train_batch_si
 
 
 def test_explorers_know_that_a_trainer_is_at_work(source: RolloutSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SEEN_SECONDS", 0.01)
+    monkeypatch.setattr(run_store, "SEEN_SECONDS", 0.01)
     with source.present(4):
         first = source.store.trainer()
         assert first.total == 4 and first.seen is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trinity_core.errors import TrinityError
 from trinity_core.files import expanded, write_json
-from trinity_core.layout import JobLayout, as_layout
+from trinity_core.layout import JobLayout
 from trinity_core.weights_digest import weights_digest
 
 STATE = "trainer_state.json"
@@ -53,7 +53,7 @@ class Beginning:
     model: str
     """The absolute path of a folder, or a hub model's name."""
     digest: str = ""
-    """Of its weights, see `weights_digest`; "" where they could not be read."""
+    """Digest of its weights, see `weights_digest`; "" where they could not be read."""
     adapter: str | None = None
     """The digest of the adapter that it starts from; "" without one. None: not noted, as in checkpoints, which hold
     their own."""
@@ -65,7 +65,7 @@ class Beginning:
         return cls(model_name(model_path), weights_digest(model_path), adapter)
 
     def differs(self, other: Beginning) -> bool:
-        """By the model's content, wherever the folders are; by name where a content is not known."""
+        """Compare the models' contents, wherever the folders are, or their names where a content is not known."""
         if self.digest and other.digest:
             return self.digest != other.digest
         return self.model != other.model
@@ -76,15 +76,15 @@ def model_name(model_path: str) -> str:
     return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
 
 
-def recorded_beginning(job_dir: JobLayout | Path | str, step: int) -> Beginning | None:
+def recorded_beginning(job_dir: Path, step: int) -> Beginning | None:
     """What the checkpoint of `step` says that its run began with; None if it does not say."""
-    layout = as_layout(job_dir)
+    layout = JobLayout(job_dir)
     state = layout.step(step) / STATE
     began = json.loads(state.read_text()).get("began") if state.exists() else None
     return Beginning(**began) if began else None
 
 
-def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str) -> Beginning | None:
+def other_beginning(job_dir: Path, step: int, model_path: str) -> Beginning | None:
     """What the run of the checkpoint of `step` began with, if that is not the model of `model_path`; else None."""
     began = recorded_beginning(job_dir, step)
     return began if began is not None and began.differs(Beginning.of(model_path)) else None
@@ -96,7 +96,7 @@ def refuse_other_model(text: str, began: Beginning, model_path: str, job_dir: Pa
 
 
 def begin_from(
-    job_dir: JobLayout | Path | str, model_path: str, has_rows: bool, adapter_path: str | None = None,
+    job_dir: Path, model_path: str, has_rows: bool, adapter_path: str | None = None,
     forget: Callable[[], object] = lambda: None,
 ) -> None:  # fmt: skip
     """Note the model, and the adapter, that a run without a checkpoint begins with.
@@ -105,7 +105,7 @@ def begin_from(
     the process is killed, the next start does it again. `has_rows`: rollouts wait in the run's store. Raises
     TrinityError if those are another model's or adapter's.
     """
-    layout, present = as_layout(job_dir), Beginning.of(model_path, adapter_path)
+    layout, present = JobLayout(job_dir), Beginning.of(model_path, adapter_path)
     noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
     if noted is not None and has_rows and noted.differs(present):
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root), key="model.model_path")

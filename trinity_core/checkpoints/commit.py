@@ -40,10 +40,10 @@ from trinity_core.waits import retry
 PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
 """Published weights in this step's folder; they are kept when the full checkpoint replaces the folder."""
 Entry = dict[str, int | str]
-"""Of a file: `size` in bytes, `sha256`."""
+"""Manifest entry of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
 READ_SECONDS = 60.0
-"""For a file to become readable again."""
+"""Time for a file to become readable again."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 T = TypeVar("T")
 HASH_THREADS = 4

@@ -24,7 +24,7 @@ def huggingface_folder(config: Config, step: int, merge: bool = True) -> Path:
     return convert(config.job_dir / f"global_step_{step}", Path(config.model.model_path), merge)
 
 
-def weights_digest(folder: Path) -> str:
+def tensors_sha256(folder: Path) -> str:
     """SHA-256 over all tensors of a Hugging Face folder, whatever files they are in.
 
     Tensors are taken in the order of their names; each adds one line of text, `name dtype shape` as safetensors writes

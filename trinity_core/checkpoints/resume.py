@@ -14,7 +14,7 @@ from typing import Any
 from trinity_core.checkpoints.commit import damage
 from trinity_core.errors import TransientFault
 from trinity_core.files import write_atomically, write_json
-from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, as_layout
+from trinity_core.layout import ABANDONED, MANIFEST, JobLayout
 from trinity_core.runlock import PIPELINE, is_held, lock_path, one_at_a_time
 
 log = logging.getLogger(__name__)
@@ -23,14 +23,14 @@ CLAIM = ".begun_by"
 """A file in an experiment's folder that names the flow run which created the folder."""
 
 
-def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
+def latest_whole(job_dir: Path) -> int | None:
     """The newest step whose checkpoint is whole by content; None without one.
 
     A damaged checkpoint is left in place with a warning, and the previous one is used (see `abandon_after`). Raises
     TransientFault if a file of it stays unreadable. The file
     `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
     """
-    layout = as_layout(job_dir)
+    layout = JobLayout(job_dir)
     for step in reversed(layout.steps()):
         wrong = damage(layout.step(step))
         if wrong is None:
@@ -40,13 +40,13 @@ def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
     return None
 
 
-def abandon_after(job_dir: JobLayout | Path | str, step: int) -> None:
+def abandon_after(job_dir: Path, step: int) -> None:
     """Mark the checkpoints after `step` as abandoned: the run goes back to `step` because they are damaged.
 
     Call it before anything else is rewound. A file that was missing may come back, and its weights must not meet the
     batches that were drawn since.
     """
-    layout = as_layout(job_dir)
+    layout = JobLayout(job_dir)
     for later in layout.steps():
         mark = layout.step(later) / ABANDONED
         if later > step and _is_meant_as_checkpoint(layout, later) and not mark.exists():
@@ -54,12 +54,12 @@ def abandon_after(job_dir: JobLayout | Path | str, step: int) -> None:
             log.warning("the checkpoint %s is abandoned: the run continues from step %d", mark.parent, step)
 
 
-def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:
+def whole_steps(job_dir: Path) -> list[int]:
     """Steps with a whole checkpoint, ascending; sizes are compared, contents are not.
 
     One that is unreadable now is left out: this lists, and decides nothing.
     """
-    layout = as_layout(job_dir)
+    layout = JobLayout(job_dir)
     return [step for step in layout.steps() if _is_whole(layout.step(step))]
 
 

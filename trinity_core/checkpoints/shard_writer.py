@@ -45,7 +45,7 @@ class Piece:
     bytes: int = 0
     tensors: list[TensorPlace] = field(default_factory=list)
     metadata: dict[str, str] | None = None
-    """Of a file in the safetensors format; None: the file is one of `torch.save`."""
+    """Metadata of a file in the safetensors format; None: the file is one of `torch.save`."""
 
 
 class ShardWriter:
@@ -75,7 +75,7 @@ class ShardWriter:
 
 
 class ShardProcess(ShardWriter):
-    """The same in a separate process. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
+    """Writes in a separate process. A request to end (SIGTERM to all processes of a machine) is the trainer's."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

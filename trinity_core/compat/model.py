@@ -83,7 +83,7 @@ class ModelWrapper:
         return _client(self, self.create)
 
     def get_openai_async_client(self) -> Any:
-        """The same, asynchronous."""
+        """An asynchronous client, as `get_openai_client`'s."""
         return _client(self, self.create_async)
 
     async def get_message_token_len(self, messages: Messages) -> int:

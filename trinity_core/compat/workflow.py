@@ -204,7 +204,7 @@ class MathWorkflow(SimpleWorkflow):
 
 
 class AsyncMathWorkflow(AsyncSimpleWorkflow, MathWorkflow):
-    """The same, asynchronous."""
+    """`MathWorkflow`, run by `run_async`."""
 
 
 class StepWiseRewardWorkflow(Workflow):
@@ -263,13 +263,13 @@ class RewardPropagationWorkflow(StepWiseRewardWorkflow):
 
 
 class AsyncStepWiseRewardWorkflow(StepWiseRewardWorkflow):
-    """The same, asynchronous."""
+    """`StepWiseRewardWorkflow`, run by `run_async`."""
 
     is_async = True
 
 
 class AsyncRewardPropagationWorkflow(RewardPropagationWorkflow):
-    """The same, asynchronous."""
+    """`RewardPropagationWorkflow`, run by `run_async`."""
 
     is_async = True
 

@@ -8,10 +8,10 @@ from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.config.load import config_from_dict, config_from_text, load_config, stages, to_dict, to_yaml
 from trinity_core.config.notices import notices
 from trinity_core.config.paths import store_url
-from trinity_core.config.public import public_dict
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import *  # noqa: F403
 from trinity_core.config.schema import __all__ as _sections
+from trinity_core.config.secrets import public_dict
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 
 Problem = Finding

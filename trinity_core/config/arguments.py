@@ -1,7 +1,7 @@
 """Checks and types, by the registries, the parts that a configuration names and their arguments.
 
-Here for the parts of the algorithm and for the monitor; `trinity_core.pipelines.checks` does the same, by `fitting`,
-for workflows, rewards and operators.
+Here for the parts of the algorithm and for the monitor; `trinity_core.pipelines.named_parts` does the same, by
+`fitting`, for workflows, rewards and operators.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ SAFE: Mapping[str, EngineArg] = {
     "disable_log_stats": EngineArg(bool, on_cpu=True),
 }
 NGRAM = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-"""Of `speculative_config` beside `method`, all int."""
+"""Keys of `speculative_config` besides `method`, all int."""
 OWN = {
     "model": "model.model_path",
     "max_model_len": "model.max_model_len",

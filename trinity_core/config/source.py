@@ -26,7 +26,7 @@ from trinity_core.config.yaml_text import Loader, shortened
 Tree = dict[str, Any]
 
 MOST_VALUES = 20_000
-"""Of a file. Nine lines of aliases to aliases can stand for a billion."""
+"""Values of a file, at most. Nine lines of aliases to aliases can stand for a billion."""
 DEEPEST = 50
 """Levels of a tree. OmegaConf needs a dozen calls for each."""
 UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
@@ -90,7 +90,7 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
 
 
 def from_values(tree: Mapping[str, Any]) -> YamlSource:
-    """The same of Python values, which are as they are."""
+    """A source of Python values, which are taken as they are."""
     walk = _Walk(None)
     return walk.source(walk.value(_Representer(sort_keys=False).represent_data(dict(tree)), "", None))
 

@@ -39,7 +39,7 @@ SYNC_METHODS: dict[str, SyncMethod] = {
         "trinity_core.sync.checkpoint:CheckpointVersions", "through the run's folder", separate_runs=True
     ),
 }
-"""By name, in order of preference."""
+"""Methods by name, in order of preference."""
 
 if TYPE_CHECKING:
     SyncMethodName = str

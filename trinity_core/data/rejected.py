@@ -14,7 +14,6 @@ from trinity_core.config.schema import Config
 from trinity_core.data.files import RejectedRow
 from trinity_core.errors import DataError
 from trinity_core.files import when_room, write_atomically
-from trinity_core.layout import JobLayout
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class RejectedRows:
     @classmethod
     def of(cls, config: Config, reader: str) -> RejectedRows:
         """The rejected rows of a run; `reader` is the explorer or trainer that reads the data sets."""
-        folder = JobLayout(config.job_dir).rejected_rows / quote(reader, safe="")
+        folder = config.layout.rejected_rows / quote(reader, safe="")
         return cls(config.buffer.max_rejected_share, folder)
 
     def settle(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> None:

@@ -94,12 +94,12 @@ def session_log_path(buffer: Path, explorer: str) -> Path:
 
 
 def read_sessions(buffer: Path) -> dict[str, Counter[str]]:
-    """By session, the digests of its answers, of all explorers. Lines that were cut off are left out."""
+    """Digests of answers, by session, of all explorers. Lines that were cut off are left out."""
     return {line[SESSION]: Counter(line[ANSWERS]) for line in _lines(buffer)}
 
 
 def read_endings(buffer: Path) -> dict[str, str]:
-    """By session, why it ended; "" as usual. Of all explorers."""
+    """Why each session of all explorers ended, by its name; "" as usual."""
     return {line[SESSION]: line.get(WHY, "") for line in _lines(buffer)}
 
 

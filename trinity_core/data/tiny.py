@@ -146,7 +146,7 @@ def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Itera
 
 
 def pairs(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
-    """The same problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
+    """Make word problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
     difference for a sum (`rejected`)."""
     choices, weights = list(verbs), list(verbs.values())
     while True:

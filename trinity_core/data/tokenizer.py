@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config import ModelConfig
+from trinity_core.config import AuxiliaryModelConfig, ModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.files import expanded, write_json
 
@@ -38,7 +38,15 @@ def configured_chat_template(model: ModelConfig) -> str | None:
 
 def policy_encoder(model: ModelConfig) -> ChatEncoder:
     """The policy's tokenizer with the chat template in use."""
-    template = configured_chat_template(model)
+    return _encoder(model, configured_chat_template(model))
+
+
+def auxiliary_encoder(model: AuxiliaryModelConfig) -> ChatEncoder:
+    """The tokenizer of an auxiliary model with its own chat template."""
+    return _encoder(model, None)
+
+
+def _encoder(model: ModelConfig | AuxiliaryModelConfig, template: str | None) -> ChatEncoder:
     thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
     return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
 

@@ -49,7 +49,7 @@ class Call:
     """int32 [P]."""
     sample: Sampled
     temperature: float | None = None
-    """Of its log-probs; None if not known."""
+    """Temperature of its log-probs; None if not known."""
     free: np.ndarray | None = None
     """bool [T]: the tokens that the policy chose freely, of an answer in a grammar; None: all. Others carry no loss."""
 
@@ -87,7 +87,7 @@ class TokenSequence:
     truncated: bool
     """Whether its last answer was cut by a limit."""
     temperature: float | np.ndarray | None = None
-    """Of the log-probs: one for all, float32 [T] where answers differ (1 where not sampled here), None if not known."""
+    """Temperature of the log-probs; float32 [T] where answers differ (1 where not sampled here), None if not known."""
 
     def experience(self, **fields: Any) -> Experience:
         """The experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""

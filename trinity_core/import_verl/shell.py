@@ -65,7 +65,7 @@ class ShellScript(ShellWords):
         self._text = text.replace("\r\n", "\n")
         super().__init__(arguments)
         self._scopes: list[dict[str, list[str] | None]] = []
-        """Of each function that runs: its local variables with the values that they have outside of it."""
+        """Local variables of each function that runs, with their values outside of it."""
         self._silent: dict[str, None] = {}
         self._asks = self._guarded = self._errexit = self._pipefail = False
         """Within a condition; where a failure ends nothing; `set -e`; `set -o pipefail`."""

@@ -44,7 +44,7 @@ _PARAMETER = re.compile(r"\$\{(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(@|\*|\d+)\])
 _OPERATOR = re.compile(r":?[-=?+]|##?|%%?|//?+(?![#%])|:|\^\^?(?=\})|,,?(?=\})")
 _SPECIAL = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
 _ESCAPES = dict(zip("abefnrtvE\\'\"?", "\a\b\x1b\f\n\r\t\v\x1b\\'\"?", strict=True))
-"""Of `$'…'`."""
+"""Escapes within `$'…'`."""
 
 
 _DECLARERS = [(Text(name),) for name in DECLARE]

@@ -33,7 +33,7 @@ _OF_THE_SHELL = re.compile(
 )
 """Variables that the shell sets."""
 Kind = Literal["quoted", "literal", "value", "break"]
-"""Of a piece of an expanded word: a value is split, and only quoted text holds no pattern; a break ends the word."""
+"""Piece of an expanded word: a value is split, and only quoted text holds no pattern; a break ends the word."""
 
 _EMPTY: list[tuple[str, Kind]] = [("", "quoted")]
 

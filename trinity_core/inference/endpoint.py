@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 RETRIED = (408, 409, 425, 429)
 """Statuses below 500 that another attempt may change."""
 REFUSED = (401, 402)
-"""Those that concern every request: the key, the account."""
+"""Statuses that concern every request: the key, the account."""
 REFUSED_AT_FIRST = (403, 404, 405)
-"""The same, unless the endpoint has answered before: then they concern this one request, such as a moderated one."""
+"""Statuses that concern every request until the endpoint has answered one, then one, such as a moderated request."""
 FIRST_DELAY = 0.5
 """Seconds before the first retry. Each further pause is twice as long, half of it at random, so that requests that
 failed together do not come back together."""

@@ -18,8 +18,8 @@ from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.tool_parsing import ToolCallReader
-from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
-from trinity_core.workflows.rollout_model import Completion, FinishReason, plain_message
+from trinity_core.threads import RunsElsewhere, in_this_loop
+from trinity_core.workflows.rollout_model import Completion, FinishReason, RolloutModel, plain_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Limits:
 
 
 @dataclass
-class EngineModel:
+class EngineModel(RolloutModel):
     """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
 
     pool: EnginePool
@@ -122,14 +122,6 @@ class EngineModel:
         scores = await self.outside(self.pool.score([int(token) for token in tokens]))
         return np.asarray(scores, dtype=np.float32)
 
-    def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
-        """`chat` from another thread."""
-        return call_in(self.loop, self.chat(messages, n, *arguments, **named))
-
-    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
-        """`generate` from another thread."""
-        return call_in(self.loop, self.generate(prompt_tokens, n, **named))
-
     def _encoder(self, template: str | None) -> ChatEncoder:
         if template is None or template == self.encoder.template:
             return self.encoder
@@ -211,10 +203,17 @@ def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
     )
 
 
-def auxiliary_limits(config: Config, model: AuxiliaryModelConfig, stop_token_ids: tuple[int, ...]) -> Limits:
-    """Limits of an auxiliary model; lengths that it does not set are the policy's."""
-    longest = model.max_model_len or config.model.max_model_len
-    assert longest is not None
-    answer = model.max_response_tokens or config.model.max_response_tokens or longest
+def auxiliary_model(
+    config: Config,
+    model: AuxiliaryModelConfig,
+    pool: EnginePool,
+    encoder: ChatEncoder,
+    stop_token_ids: tuple[int, ...],
+    outside: RunsElsewhere = in_this_loop,
+) -> EngineModel:
+    """An auxiliary model on its engines; answers that it does not limit are as long as the policy's."""
+    assert model.max_model_len is not None
+    answer = model.max_response_tokens or config.model.max_response_tokens or model.max_model_len
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
-    return Limits(longest, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
+    limits = Limits(model.max_model_len, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
+    return EngineModel(pool, encoder, limits, model.called, outside=outside)

@@ -19,10 +19,10 @@ from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TrinityError, Unanswered
 from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
-from trinity_core.threads import RunsElsewhere, call_in, in_this_loop
+from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.timing import uncounted
 from trinity_core.workflows.rewards import Reward
-from trinity_core.workflows.rollout_model import Completion, plain_message
+from trinity_core.workflows.rollout_model import Completion, RolloutModel, plain_message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -34,7 +34,7 @@ CUT_SHORT = ("length", "content_filter")
 
 
 @dataclass
-class ExternalModel:
+class ExternalModel(RolloutModel):
     """A `RolloutModel` for evaluation. Its completions have text, and lengths as the endpoint counts them.
 
     Their token ids are -1 and their log-probs NaN. What needs token ids or a tokenizer raises TrinityError.
@@ -73,13 +73,6 @@ class ExternalModel:
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
         """Raises TrinityError: an endpoint takes messages."""
-        self._refuse("continues token ids")
-
-    def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
-        """`chat` from another thread."""
-        return call_in(self.loop, self.chat(messages, n, *arguments, **named))
-
-    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
         self._refuse("continues token ids")
 
     async def logprobs(self, tokens: Sequence[int]) -> Never:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 60.0
-"""For the step in progress to end, and for vLLM to let go of what it holds."""
+"""Time for the step in progress to end, and for vLLM to let go of what it holds."""
 
 Job = Callable[[], None]
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class InProcessEngine(Engine):
         super().__init__(settings)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: dict[str, tuple[_Call, int]] = {}
-        """By request key: its call and its index in the call. Touched by the stepping thread only."""
+        """Call of each request and its index in the call, by request key. Touched by the stepping thread only."""
         self._pending: set[Future[Any]] = set()
         """Futures not done yet; all fail when the thread ends."""
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class InProcessEngine(Engine):
         await self._call(lambda: self._abort(list(self._waiting)))
 
     async def _wake(self) -> None:
-        """Nothing was given up."""
+        """Does nothing: `_sleep` gave nothing up."""
 
     async def _load(self, source: WeightSource, version: int) -> None:
         assert self._asleep is None, "the engine sleeps"
@@ -168,7 +168,7 @@ class InProcessEngine(Engine):
         engine.engine_core.shutdown()
 
     def _work(self) -> None:
-        """Until `stop`."""
+        """Step the engine until `stop`."""
         while True:
             if self._waiting:
                 self._step()

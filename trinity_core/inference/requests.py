@@ -96,11 +96,11 @@ class TopLogprobs:
     """int32 [T]: rank of the sampled token, from 1."""
 
     def part(self, places: slice) -> TopLogprobs:
-        """Those of some places."""
+        """The log-probs of some places."""
         return TopLogprobs(self.tokens[places], self.logprobs[places], self.ranks[places])
 
     def then(self, rest: TopLogprobs) -> TopLogprobs:
-        """Those of its places, and after them those of `rest`."""
+        """These log-probs followed by those of `rest`."""
         return TopLogprobs(
             np.concatenate([self.tokens, rest.tokens]),
             np.concatenate([self.logprobs, rest.logprobs]),
@@ -153,7 +153,7 @@ class SampleBatch:
     reasons: np.ndarray
     """uint8 [N]: index into `STOP_REASONS`."""
     tops: dict[int, TopLogprobs] = field(default_factory=dict)
-    """By index, for the requests that asked for them."""
+    """Top log-probs by index, for the requests that asked for them."""
 
     @classmethod
     def pack(cls, samples: Sequence[Sample]) -> SampleBatch:
@@ -219,7 +219,7 @@ class GrowingSample:
     """The sample of a streamed request as it grows."""
 
     handed: Sample | None = None
-    """All that was handed out."""
+    """The sample as far as it was handed out."""
     before: Sample | None = None
     """The part of it that engines sampled which were lost since."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

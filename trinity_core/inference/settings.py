@@ -73,7 +73,7 @@ class EngineSettings:
     grammars: bool = False
     """Whether an answer may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
     reasoning_parser: str | None = None
-    """With `grammars`: tells where the thoughts end, before which no grammar applies."""
+    """Parser that tells, with `grammars`, where the thoughts end: no grammar applies before."""
     raw_logprobs: bool = False
     """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
@@ -168,7 +168,7 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
     return _settings(
         model,
         model_path=model.model_path,
-        max_model_len=_known(model.max_model_len or config.model.max_model_len, "max_model_len"),
+        max_model_len=_known(model.max_model_len, "max_model_len"),
         max_num_seqs=model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,
@@ -214,8 +214,8 @@ def _samples_at_once(config: Config) -> int:
     if config.mode == "serve":
         return config.explorer.rollout_model.max_num_seqs
     tasks = config.buffer.explorer_input
-    tasksets = [*([tasks.taskset] if tasks.taskset else []), *tasks.tasksets, *tasks.eval_tasksets]
-    repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
+    tasksets = [*tasks.tasksets, *tasks.eval_tasksets]
+    repeats = max((taskset.repeat_times for taskset in tasksets), default=config.algorithm.repeat_times)
     return max(1, config.explorer.runner_per_model * repeats)
 
 

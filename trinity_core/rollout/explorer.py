@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from trinity_core.config import Config
@@ -24,14 +25,9 @@ from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
 from trinity_core.rollout.step_source import StepSource, loading_meanwhile, sample_step
-from trinity_core.rollout.trainer_watch import (
-    AdmissionWait,
-    GpuTurn,
-    TrainerWatch,
-    VersionWait,
-    present,
-    staleness_bound,
-)
+from trinity_core.rollout.trainer_watch import AdmissionWait, GpuTurn, TrainerWatch, VersionWait, staleness_bound
+from trinity_core.store.run_store import present
+from trinity_core.store.schema import EXPLORER
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
@@ -109,7 +105,7 @@ class Explorer:
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
         store = self._open.store
-        async with present(store, self.name):
+        with present(partial(store.seen, EXPLORER, self.name), f"explorer {self.name}"):
             while True:
                 try:
                     await asyncio.to_thread(self._start_over)

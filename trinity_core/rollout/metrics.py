@@ -42,13 +42,13 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "retries": float(sum(outcome.retries for outcome in outcomes)),
         "experiences": float(len(experiences)),
     }
-    runs = rollouts_of(outcomes)
+    runs = runs_of_all(outcomes)
     if runs:
         sequences = [len(run) for run in runs]
         numbers["sequences_per_rollout/mean"] = float(np.mean(sequences))
         numbers["sequences_per_rollout/max"] = float(np.max(sequences))
     asked = [outcome for outcome in outcomes if not outcome.is_cut]
-    rewards = _rewards(rollouts_of(asked))
+    rewards = _rewards(runs_of_all(asked))
     if rewards:
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
@@ -100,7 +100,7 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     With several answers a task also `accuracy_std` between repeats, `best`, the mean over tasks of the best answer, and
     `pass@<k>` (`best@<k>` where scores are not just 0 and 1) over the tasks with at least k verdicts.
     """
-    runs = rollouts_of(outcomes)
+    runs = runs_of_all(outcomes)
     rewards = _rewards(runs)
     answers = answers_by_task(outcomes)
     judged = [scores for answer in answers if (scores := [score for score in answer if score is not None])]
@@ -158,7 +158,7 @@ def _repeat_numbers(answers: Sequence[Sequence[float | None]], judged: Sequence[
     return numbers
 
 
-def rollouts_of(outcomes: Iterable[Outcome]) -> list[list[Experience]]:
+def runs_of_all(outcomes: Iterable[Outcome]) -> list[list[Experience]]:
     """The experiences of each rollout."""
     return [run for outcome in outcomes for run in runs_of(outcome.experiences)]
 

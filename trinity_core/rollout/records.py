@@ -57,7 +57,7 @@ class StepRecords:
         self._source = explorer_source(config.explorer.name)
         self._traced = config.monitor.traces_per_step if config.monitor.monitor_type == "mlflow" else 0
         self._timer = StepTimer()
-        """Of the step in progress."""
+        """Timer of the step in progress."""
 
     @property
     def _metrics(self) -> MetricsFile:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.config.paths import api_address_file
 from trinity_core.config.rules.explorer import key_in, key_of_endpoint
 from trinity_core.config.schema.explorer import ExternalModelConfig
@@ -20,26 +20,26 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
-from trinity_core.data.tokenizer import endless_answers, load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import auxiliary_encoder, endless_answers, policy_encoder, stop_tokens
 from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
+from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
 from trinity_core.inference.external_model import ExternalModel, usual_sampling
-from trinity_core.inference.openai_api import served
+from trinity_core.inference.openai_api import api_settings
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import START_SECONDS, EnginePool
 from trinity_core.inference.remote import RemoteEngine, as_handle
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
 from trinity_core.inference.tool_parsing import ToolCallReader, asks_template, parser_of
-from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer.client import DataJuicer
 from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
+from trinity_core.pipelines.named_parts import require_names
 from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
 from trinity_core.processes import cores
 from trinity_core.rollout.records import ExploredFile, OperatorInput
-from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.run_store import open_run_store
@@ -51,13 +51,11 @@ from trinity_core.workflows.rewards.pool import usual_workers
 
 log = logging.getLogger(__name__)
 
-REWARD_SECONDS = 10.0
-"""For one answer's verdict."""
 EXTERNAL_SHARE = 0.9
 """Share of `explorer.max_timeout` for a request to `explorer.external_model` with its retries, so that a slow endpoint
 does not look like a slow workflow."""
 JUDGE_SHARE = EXTERNAL_SHARE / 2
-"""The same for a judge: the policy's answer takes its time too."""
+"""Share for a request to a judge: the policy's answer takes its time too."""
 
 
 @dataclass
@@ -68,7 +66,6 @@ class Resources:
     pool: EnginePool
     model: EngineModel | ExternalModel
     runner: TaskRunner
-    rewards: TimedRewards
     reward_pool: RewardPool
     steps: StepSource | None
     """None without a task set to explore: then the explorer only evaluates."""
@@ -94,14 +91,14 @@ class Resources:
 
     def usage(self) -> tuple[float, float, float]:
         """Totals so far: seconds of engines and of verifiers, sampled tokens."""
-        return self.pool.busy.seconds, self.rewards.busy.seconds, self.pool.tokens
+        return self.pool.busy.seconds, self.runner.scoring.seconds, self.pool.tokens
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
         if self.config.external_model:
             return self.runner.at_once
-        repeats = self.config.algorithm.repeat_times or 1
-        return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
+        repeats = self.config.algorithm.repeat_times
+        return max(self.runner.at_once, self.runner.at_once * repeats // taskset.config.repeat_times)
 
     def eval_tasks(self, taskset: Taskset) -> list[Task]:
         """The tasks of an evaluation; those of an external model with one answer each."""
@@ -113,7 +110,7 @@ class Resources:
         self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
-            if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
+            if api_settings.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
                 api_address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.operators.close()
@@ -157,24 +154,23 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     loops = WorkflowLoops()
     policy = _model(config, read, pool, loops)
     language_models = [
-        EngineModel(other, encoder, auxiliary_limits(config, model, stops), name_of(model), outside=loops.outside)
+        auxiliary_model(config, model, other, encoder, stops, loops.outside)
         for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
     by_name = {model.name: model for model in language_models}
     reward_workers = config.explorer.reward_workers or usual_workers(cores())
-    reward_pool = RewardPool(reward_workers, REWARD_SECONDS, config.plugin_dir)
-    rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
+    reward_pool = RewardPool(reward_workers, plugin_dir=config.plugin_dir)
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
         policy,
-        rewards,
+        ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)),
         at_once,
         config.explorer.max_timeout,
         config.explorer.max_retry_times,
         language_models,
         config.explorer.rollout_model.enable_history,
-        served.workflow_models(config, api, pool),
+        api_settings.workflow_models(config, api, pool),
         loops,
     )
     data_juicer = open_data_juicer(config, serves_models=True)
@@ -183,7 +179,6 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         pool=pool,
         model=policy,
         runner=runner,
-        rewards=rewards,
         reward_pool=reward_pool,
         steps=_steps(config, read, runner, api),
         eval_tasksets=read.eval_tasksets,
@@ -204,9 +199,9 @@ def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None)
 
 
 def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:
-    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
+    batch_size, name = config.buffer.batch_size, config.explorer.name
     if api is not None and api.served_sessions is not None and read.encoder is not None:
-        repeats = config.algorithm.repeat_times or 1
+        repeats = config.algorithm.repeat_times
         return ServedSteps(api, api.served_sessions, read.encoder.tokenizer, name, batch_size, repeats)
     if not read.tasksets:
         return None
@@ -228,14 +223,14 @@ async def _serve(
     config: Config, reading: asyncio.Task[_Read], pool: EnginePool, others: Sequence[EnginePool]
 ) -> ApiServer | None:
     """Start the server of the OpenAI API while the engines load; None if no model is to be served."""
-    if not served.is_served(config):
+    if not api_settings.is_served(config):
         return None
     read = await reading
     stops = [one[1] for one in read.others]
-    api = served.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
+    api = api_settings.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
     await api.start()
-    if served.is_told(config):
-        served.write_address(config, api)
+    if api_settings.is_told(config):
+        api_settings.write_address(config, api)
     return api
 
 
@@ -261,9 +256,7 @@ def _read(config: Config) -> _Read:
     evals = open_tasksets(config, encoder, rejected, is_eval=True)
     others = []
     for model in config.explorer.auxiliary_models:
-        tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
-        thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-        other = ChatEncoder(tokenizer, None, thinking)
+        other = auxiliary_encoder(model)
         others.append((other, stop_tokens(model.model_path, other)))
     stops = stop_tokens(config.model.model_path, encoder) if encoder else ()
     if encoder and (warning := endless_answers(encoder)):
@@ -327,11 +320,6 @@ def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
     return models[name]
 
 
-def name_of(model: AuxiliaryModelConfig) -> str:
-    """The name by which rewards find a model."""
-    return model.name or model.model_path
-
-
 def apart(
     config: Config, auxiliary: Sequence[Sequence[Any]]
 ) -> tuple[Config, list[Sequence[Any]], dict[str, RewardEngines]]:
@@ -340,7 +328,7 @@ def apart(
     for model, group in zip(config.explorer.auxiliary_models, auxiliary, strict=True):
         if is_reward_model(model.model_path):
             patience = config.explorer.engine_timeout
-            reward_models[name_of(model)] = RewardEngines(group, name_of(model), START_SECONDS, patience)
+            reward_models[model.called] = RewardEngines(group, model.called, START_SECONDS, patience)
         else:
             models.append(model)
             engines.append(group)

@@ -107,7 +107,7 @@ class EvaluationProgress:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The progress in words."""
         return f"{self.what}: {self.done} of {self.total} tasks"
 
     def one_more(self) -> None:
@@ -134,6 +134,8 @@ class TaskRunner:
     """Runs workflows whose `run` is a coroutine."""
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
     """Runs the others."""
+    scoring: BusyTimer = field(default_factory=BusyTimer)
+    """Time in which any answer was scored."""
 
     async def run(
         self,
@@ -187,13 +189,14 @@ class TaskRunner:
         """
         began = time.time()
         model: Any = None
-        rewards = AttemptRewards(self.rewards, self.loops.outside)
+        rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
 
         def start() -> Coroutine[Any, Any, list[Experience]]:
             nonlocal model, rewards
             _end(model, outcome, succeeded=False)
-            rewards.uncounted.is_over = True
-            model, rewards = self._model(outcome.task), AttemptRewards(self.rewards, self.loops.outside)
+            rewards.uncounted.give_up()
+            model = self._model(outcome.task)
+            rewards = AttemptRewards(self.rewards, self.loops.outside, self.scoring)
             return rewards.counted(run_workflow(outcome.task, model, self.auxiliary, rewards, self.threads))
 
         try:
@@ -207,7 +210,7 @@ class TaskRunner:
             if self.api is not None:  # an agent hears of lost engines by an answer of the server
                 self.api.pool.check()
         finally:
-            rewards.uncounted.is_over = True
+            rewards.uncounted.give_up()
             outcome.span = (began, time.time())
             _end(model, outcome, succeeded=outcome.error is None)
 
@@ -342,9 +345,12 @@ class AttemptRewards:
 
     rewards: RewardRunner
     outside: RunsElsewhere
+    scoring: BusyTimer
+    """Time in which any attempt's answers are scored."""
     uncounted: BusyTimer = field(default_factory=BusyTimer)
+    """Time in which verifiers score this attempt's answers."""
     asking: BusyTimer = field(default_factory=BusyTimer)
-    """While models are asked for a verdict."""
+    """Time in which models are asked for this attempt's verdicts."""
 
     async def counted(self, workflow: Coroutine[Any, Any, list[Experience]]) -> list[Experience]:
         """What the workflow returns, whose waits for others count here (`timing.uncounted`)."""
@@ -354,11 +360,11 @@ class AttemptRewards:
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         if name not in MODEL_REWARDS:
             return await self.outside(self._verified(name, items))
-        with self.asking:
+        with self.asking, self.scoring:
             return await self.rewards.score(name, items)
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.asking if name in MODEL_REWARDS else self.uncounted:
+        with self.asking if name in MODEL_REWARDS else self.uncounted, self.scoring:
             return self.rewards.score_sync(name, items)
 
     def named(self, error: WorkflowTimeout) -> WorkflowTimeout:
@@ -367,21 +373,5 @@ class AttemptRewards:
         return WorkflowTimeout(f"{error}; verdicts of models took {seconds:.0f} s of its time") if seconds else error
 
     async def _verified(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.uncounted:
+        with self.uncounted, self.scoring:
             return await self.rewards.score(name, items)
-
-
-@dataclass
-class TimedRewards:
-    """A `RewardRunner` that also measures the time in which anything is scored."""
-
-    rewards: RewardRunner
-    busy: BusyTimer = field(default_factory=BusyTimer)
-
-    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.busy:
-            return await self.rewards.score(name, items)
-
-    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        with self.busy:
-            return self.rewards.score_sync(name, items)

@@ -21,8 +21,8 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
+from trinity_core.inference.openai_api.api_settings import POLICY
 from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
-from trinity_core.inference.openai_api.served import POLICY
 from trinity_core.inference.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.pipelines.operators import FailedGroup, Operators
@@ -48,7 +48,7 @@ CHANGED = (
     "%d explore steps instead of %d"
 )
 OPERATOR_SECONDS = 3600.0
-"""For the operators of a step. A model as a judge may be among them."""
+"""Time for the operators of a step. A model as a judge may be among them."""
 T = TypeVar("T")
 
 

@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from trinity_core.config import Config
 from trinity_core.config.sync_schedule import StalenessBound, SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import TransientFault
 from trinity_core.inference.pool import EnginePool
-from trinity_core.layout import JobLayout
 from trinity_core.rollout.records import StepRecords
-from trinity_core.store.presence import SEEN_SECONDS, TrainerPresence
-from trinity_core.store.schema import EXPLORER
+from trinity_core.store.presence import TrainerPresence
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.threads import DaemonThreads
-from trinity_core.waits import Wait, poll, poll_async
+from trinity_core.waits import Wait, poll
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""Between two looks at the store while a version is waited for."""
+"""Time between two looks at the store while a version is waited for."""
 RETRY_SECONDS = 2.0
-"""Between two tries while nothing changes: a lost explorer can only be detected by its silence."""
+"""Time between two tries while nothing changes: a lost explorer can only be detected by its silence."""
 
 
 class TrainerWatch:
@@ -106,24 +103,6 @@ class VersionWait:
         self._wait.note(trainer.describe(self._store.now()))
 
 
-@asynccontextmanager
-async def present(store: ExperienceStore, explorer: str) -> AsyncIterator[None]:
-    """Within this context the explorer records in the store every few seconds that it is alive."""
-
-    async def keep_noting() -> None:
-        async for _ in poll_async(pause=SEEN_SECONDS):
-            try:
-                await asyncio.to_thread(store.seen, EXPLORER, explorer)
-            except (TransientFault, TrinityError) as fault:
-                log.warning("explorer %s cannot note that it is at work: %s", explorer, fault)
-
-    noting = asyncio.create_task(keep_noting())
-    try:
-        yield
-    finally:
-        noting.cancel()
-
-
 def staleness_bound(config: Config) -> StalenessBound | None:
     """The bound that an asynchronous explorer keeps; None without `max_staleness`."""
     most = config.synchronizer.max_staleness
@@ -194,7 +173,7 @@ class GpuTurn:
     """The explorer's turn on a shared GPU; outside it the engines sleep. Without a shared GPU it is always its turn."""
 
     def __init__(self, config: Config, records: StepRecords) -> None:
-        lock, side = JobLayout(config.job_dir).gpu_lock, f"explorer {config.explorer.name}"
+        lock, side = config.layout.gpu_lock, f"explorer {config.explorer.name}"
         self._gpu = SharedGpu(lock, side) if config.cluster.colocate else None
         self._timeout = config.synchronizer.sync_timeout
         self._records = records

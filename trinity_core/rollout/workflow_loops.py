@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_SECONDS = 5.0
-"""For a workflow that took too long to notice that it is ended."""
+"""Time for a workflow that took too long to notice that it is ended."""
 SHORTEST_WAIT = 1.0
 """Between two looks at whether a workflow still waits for a verifier."""
 YIELD_SECONDS = 60.0
@@ -141,7 +141,7 @@ class _Lane:
         self.freed_at = -math.inf
         self.is_left = False
         self._owners: WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]] = WeakKeyDictionary()
-        """By each task, the one of its workflow."""
+        """Task of the workflow that each task belongs to."""
         self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
         self._thread.start()
 

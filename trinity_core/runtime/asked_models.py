@@ -14,17 +14,17 @@ from trinity_core.addresses import API_KEY, BASE_URL
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import auxiliary_encoder, policy_encoder, stop_tokens
 from trinity_core.errors import DataError, InputError, ModelError, TransientFault, Unanswered
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.inference.engine_model import EngineModel, auxiliary_limits
+from trinity_core.inference.engine_model import EngineModel, auxiliary_model
 from trinity_core.inference.external_model import ExternalModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.reward_engine import is_reward_model
 from trinity_core.pipelines.tasks import asked_models
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, policy_as_judge
-from trinity_core.runtime import actors
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.nodes import reserve
@@ -34,9 +34,9 @@ from trinity_core.workflows.rollout_model import RolloutModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks at whether Ray is alive, while a model is asked."""
+"""Time between two looks at whether Ray is alive, while a model is asked."""
 ENDPOINT_SECONDS = 800.0
-"""For a question to an endpoint, with all its retries."""
+"""Time for a question to an endpoint, with all its retries."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ class RunModels:
         self._cluster = open_cluster(config, placement.gpu_per_node)
         placement = reserve(self._cluster, config, placement)
         self._nodes = placement.nodes
-        groups = actors.start_auxiliary(self._cluster, config, placement)
+        groups = Actors(self._cluster, config, placement).start_auxiliary()
         self._engines = [engine for group in groups for engine in group]
         started = self._run(_started(config, list(wanted.values()), encoders, groups))
         self._models = {name: started[model.model_path] for name, model in asked.items()}
@@ -114,8 +114,7 @@ def _of_curation(config: Config, models: Sequence[AuxiliaryModelConfig]) -> Conf
 def _encoder(config: Config, model: AuxiliaryModelConfig) -> ChatEncoder:
     if model == policy_as_judge(config):
         return policy_encoder(config.model)
-    thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), None, thinking)
+    return auxiliary_encoder(model)
 
 
 async def _started(
@@ -131,8 +130,8 @@ async def _started(
     loaded = {}
     for model, pool in zip(models, pools, strict=True):
         encoder = encoders[model.model_path]
-        limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder))
-        loaded[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
+        stops = stop_tokens(model.model_path, encoder)
+        loaded[model.model_path] = auxiliary_model(config, model, pool, encoder, stops)
     return loaded
 
 

@@ -10,7 +10,7 @@ from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.data.session_log import read_sessions
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
-from trinity_core.runtime.run_stores import open_store, stores_of
+from trinity_core.runtime.find_stores import open_store, stores_of
 from trinity_core.store.audit import Audit, archived, judge, read
 
 COUNTS = (
@@ -85,12 +85,12 @@ def _listed(counts: Counter[str]) -> str:
 
 def _audit(folder: Path, url: str) -> Audit:
     layout = JobLayout(folder)
-    before = max(whole_steps(layout), default=0)
+    before = max(whole_steps(layout.root), default=0)
     database = open_store(folder, url)
     try:
         with database.read() as connection:
             seen = read(connection, database.tables)
     finally:
         database.close()
-    after = max(whole_steps(layout), default=0)
+    after = max(whole_steps(layout.root), default=0)
     return judge(seen, archived(layout.archive), before, after, read_sessions(layout.buffer))

@@ -8,7 +8,7 @@ from pathlib import Path
 from trinity_core.config import Config, load_config, store_url
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding, Report
-from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.named_parts import check_names
 from trinity_core.store import database
 from trinity_core.tracking import mlflow_writer
 from trinity_core.workflows import load_plugins

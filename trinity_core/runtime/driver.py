@@ -1,4 +1,4 @@
-"""The driver: what the command line, Prefect, Studio and a Python call start, each by its own adapter.
+"""The driver: what the command line, Prefect, Studio and a Python call start, each by its own frontend.
 
 A configuration is loaded and checked once, by the caller, and travels as a value from here on.
 """
@@ -20,27 +20,35 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.pipelines.tasks import curated_tasks
 from trinity_core.runlock import PIPELINE, held
-from trinity_core.runtime.adapter import PLAIN, Adapter
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.evaluation import score_steps, unscored_steps
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken
+from trinity_core.runtime.frontend import PLAIN, Frontend
 from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summary, plan_stages
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
-from trinity_core.runtime.stage import Request, Stage, choose_stage, in_fresh_folder, pick_stage, resume, unlock_run
+from trinity_core.runtime.stage import (
+    Stage,
+    StageRequest,
+    choose_stage,
+    in_fresh_folder,
+    pick_stage,
+    resume,
+    unlock_run,
+)
 from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
 from trinity_core.store.run_store import open_run_store
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two checks whether the trainer beside a finished explorer has gone back to a checkpoint."""
+"""Time between two checks whether the trainer beside a finished explorer has gone back to a checkpoint."""
 
 
-class Terminal(Adapter):
+class Terminal(Frontend):
     """Prints the summary of each stage, and of the pipeline."""
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
@@ -48,26 +56,26 @@ class Terminal(Adapter):
         print(summary_text(summary))
 
 
-def run_configuration(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
     """Run a checked configuration with all its stages; its summary."""
     if config.stages:
-        return run_pipeline(config, adapter, is_ready)
-    return run_request(Request(config, flow_of(config), is_ready=is_ready), adapter)
+        return run_pipeline(config, frontend, is_ready)
+    return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), frontend)
 
 
-def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
+def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Run or evaluate one stage; its summary."""
-    stage = adapter.call("resolve", lambda: resolve(request, adapter))
+    stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
-        return evaluate_stage(stage, request.which, adapter)
+        return evaluate_stage(stage, request.which, frontend)
     with on_failure(lambda: unlock_run(stage)):
-        return run(adapter.judged(stage), adapter)
+        return run(frontend.judged(stage), frontend)
 
 
-def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
+def resolve(request: StageRequest, frontend: Frontend = PLAIN) -> Stage:
     """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
-    chosen = choose_stage(request, adapter.begun_by(), request.is_ready and not adapter.is_retry())
-    adapter.announce(chosen.config, chosen.stage)
+    chosen = choose_stage(request, frontend.begun_by(), request.is_ready and not frontend.is_retry())
+    frontend.announce(chosen.config, chosen.stage)
     stage = resume(chosen)
     for warning in stage.warnings:
         log.warning(warning)
@@ -76,45 +84,45 @@ def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
     return stage
 
 
-def evaluate_stage(stage: Stage, which: str, adapter: Adapter = PLAIN) -> dict[str, Any]:
+def evaluate_stage(stage: Stage, which: str, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Score those weights of `which` that have no score yet; engines start only if there are any."""
 
     def publish(seconds: float) -> dict[str, Any]:
         summary = summary_of_scores(stage.config, seconds)
-        adapter.show(stage.config, summary)
+        frontend.show(stage.config, summary)
         return summary
 
-    steps = adapter.call("find", lambda: unscored_steps(stage.config, which))
+    steps = frontend.call("find", lambda: unscored_steps(stage.config, which))
     log.info("To score: %s", ", ".join(f"step {step}" for step in steps) or "nothing")
     if not steps:
-        return adapter.call("publish", lambda: publish(0.0))
-    with adapter.call("cluster", lambda: open_attempt(stage)) as attempt:
-        adapter.call("evaluate", lambda: score_steps(attempt, steps))
-        return adapter.call("publish", lambda: publish(time.monotonic() - attempt.began))
+        return frontend.call("publish", lambda: publish(0.0))
+    with frontend.call("cluster", lambda: open_attempt(stage)) as attempt:
+        frontend.call("evaluate", lambda: score_steps(attempt, steps))
+        return frontend.call("publish", lambda: publish(time.monotonic() - attempt.began))
 
 
-def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
     Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
     one that is begun anew has a folder of its own.
     """
-    config = in_fresh_folder(config, adapter.begun_by())
+    config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):
-        return _run_stages(config, adapter, is_ready)
+        return _run_stages(config, frontend, is_ready)
 
 
-def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, Any]:
+def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str, Any]:
     def resolve_pipeline() -> Plan:
-        adapter.announce(config, "pipeline")
+        frontend.announce(config, "pipeline")
         return plan_stages(config)
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
-        request = Request(config, kind, stage, is_ready=is_ready, **more)
-        return adapter.subflow(request, lambda: run_request(request, adapter))
+        request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
+        return frontend.subflow(request, lambda: run_request(request, frontend))
 
-    plan = adapter.call("resolve", resolve_pipeline, patient=True)
-    opened = adapter.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
+    plan = frontend.call("resolve", resolve_pipeline, patient=True)
+    opened = frontend.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
     with pipeline_cluster(plan, opened):
         before = run_stage("evaluate", plan.evaluates, which="base") if plan.scores_base else {}
         summaries: dict[str, dict[str, Any]] = {}
@@ -126,19 +134,19 @@ def _run_stages(config: Config, adapter: Adapter, is_ready: bool) -> dict[str, A
         if plan.evaluates == last and summaries[last]["score"] is None:
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
-        return adapter.call("publish", lambda: _publish_pipeline(plan, before, summaries, adapter))
+        return frontend.call("publish", lambda: _publish_pipeline(plan, before, summaries, frontend))
 
 
 def _publish_pipeline(
-    plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]], adapter: Adapter
+    plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]], frontend: Frontend
 ) -> dict[str, Any]:
     summary = pipeline_summary(plan, before, summaries)
     write_summary(plan.config, summary)
-    adapter.show(plan.config, summary, is_pipeline=True)
+    frontend.show(plan.config, summary, is_pipeline=True)
     return summary
 
 
-def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
+def run_parts(files: Sequence[str], overrides: Sequence[str] = (), frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Run a trainer and its explorers, each from its own configuration, on one Ray: part -> summary.
 
     When one fails for good, the others save and end. A finished explorer runs again if its trainer goes back to a
@@ -147,14 +155,14 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
 
     def resolve_parts() -> list[Part]:
         parts = plan_parts(files, overrides)
-        adapter.announce(parts[0].config, "async")
+        frontend.announce(parts[0].config, "async")
         return parts
 
     def run_part(part: Part, trained: Event, token: CancelToken) -> dict[str, Any]:
-        request = Request(part.config, "rft", file=part.file)
+        request = StageRequest(part.config, "rft", file=part.file)
         try:
             while True:
-                summary = adapter.subflow(request, lambda: run_request(request, adapter))
+                summary = frontend.subflow(request, lambda: run_request(request, frontend))
                 config = part.config.with_values({"name": summary["name"]})  # the run may be in a fresh folder
                 if config.mode != "explore" or not _explores_again(config, trained, token):
                     return summary
@@ -162,13 +170,13 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
             if part.config.mode == "train":
                 trained.set()
 
-    parts = adapter.call("resolve", resolve_parts, patient=True)
-    opened = adapter.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), patient=True)
+    parts = frontend.call("resolve", resolve_parts, patient=True)
+    opened = frontend.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), patient=True)
     trained = Event()
     if all(part.config.mode != "train" for part in parts):
         trained.set()
     with shared_ray(parts, opened) as token:
-        return adapter.run_components(token, {part.name: partial(run_part, part, trained, token) for part in parts})
+        return frontend.run_components(token, {part.name: partial(run_part, part, trained, token) for part in parts})
 
 
 def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
@@ -186,7 +194,7 @@ def _explores_again(config: Config, trained: Event, token: CancelToken) -> bool:
     return False
 
 
-def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, Any]:
+def curate(config: Config, stage: str, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Make, continue or find the output of a stage's task pipeline; returns its folder and the counts of rows.
 
     Raises TrinityError as `curated_tasks` does, or if the stage has no task pipeline.
@@ -194,7 +202,7 @@ def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, An
     chosen, _ = pick_stage(config, stage)
 
     def make() -> dict[str, Any]:
-        adapter.announce(chosen, "curate")
+        frontend.announce(chosen, "curate")
         if chosen.data_processor.task_pipeline is None:
             raise TrinityError(
                 f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.",
@@ -204,10 +212,10 @@ def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, An
             curated = curated_tasks(chosen, models)
         log.info("%d of %d rows in %s", curated.rows, curated.read, curated.folder)
         summary = {**vars(curated), "folder": str(curated.folder)}
-        adapter.show(chosen, summary, is_pipeline=True)
+        frontend.show(chosen, summary, is_pipeline=True)
         return summary
 
-    return adapter.call("curate", make)
+    return frontend.call("curate", make)
 
 
 @dataclass(frozen=True, slots=True)

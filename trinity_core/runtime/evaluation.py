@@ -14,7 +14,7 @@ from trinity_core.checkpoints.commit import damage
 from trinity_core.checkpoints.resume import latest_whole, whole_steps
 from trinity_core.config import Config
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.layout import MANIFEST
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.scores import evaluation_of, scores_text, valid_scores
@@ -39,7 +39,7 @@ def unscored_steps(config: Config, which: str) -> list[int]:
     scored = {} if which == "all" else valid_scores(config)
     unscored = [step for step in steps if step not in scored]
     if which in ("missing", "all"):
-        unscored = [step for step in unscored if not step or not _is_damaged(JobLayout(config.job_dir).step(step))]
+        unscored = [step for step in unscored if not step or not _is_damaged(config.layout.step(step))]
     return unscored
 
 
@@ -90,7 +90,7 @@ def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str
 
 
 def _is_there(config: Config, step: int) -> bool:
-    return (JobLayout(config.job_dir).step(step) / MANIFEST).exists()
+    return (config.layout.step(step) / MANIFEST).exists()
 
 
 def trainer_has_finished(config: Config) -> bool:

@@ -7,22 +7,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
-from trinity_core.store.presence import SEEN_SECONDS
-from trinity_core.store.run_store import open_run_store
+from trinity_core.store.run_store import open_run_store, present
 from trinity_core.store.schema import EXPLORER
 from trinity_core.waits import Wait
 
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
-"""Between two questions."""
+"""Time between two questions."""
 SILENCE_SECONDS = 600.0
-"""For an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+"""Time for an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
 
 
 def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
@@ -37,64 +36,48 @@ def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[
     return timed
 
 
-class Heartbeat:
-    """Asks actors (by name) for their `progress`, for which their long work leaves a thread free.
+def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[[], None]:
+    """`check`, which also asks actors (by name) for their `progress`, for which their long work leaves a thread free.
 
-    `check` raises what keeps the whole run from its end.
+    It raises `ProcessLost` for an actor that does not answer; the waiting call itself reports a dead one.
     """
+    asked: dict[str, tuple[Any, float]] = {}
 
-    def __init__(self, actors: Mapping[str, Any], check: Callable[[], None]) -> None:
-        self._actors = actors
-        self._check = check
-        self._asked: dict[str, tuple[Any, float]] = {}
-
-    def check(self) -> None:
-        """Call this while waiting. Raises `ProcessLost` for an actor that does not answer; the waiting call itself
-        reports a dead one."""
+    def check_and_ask() -> None:
         import ray
 
-        self._check()
+        check()
         now = time.monotonic()
-        for name, actor in self._actors.items():
-            answer, asked_at = self._asked.get(name, (None, -ASK_SECONDS))
+        for name, actor in actors.items():
+            answer, asked_at = asked.get(name, (None, -ASK_SECONDS))
             if answer is None or (now - asked_at >= ASK_SECONDS and ray.wait([answer], timeout=0)[0]):
-                self._asked[name] = actor.progress.remote(), now
+                asked[name] = actor.progress.remote(), now
             elif now - asked_at >= SILENCE_SECONDS:
                 raise ProcessLost(f"{name} has not answered for {now - asked_at:.0f} s. {AGAIN}")
 
-
-class StartWait:
-    """Logs which processes a wait still lacks; `unplaced` names those that Ray has yet to start."""
-
-    def __init__(self, what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> None:
-        self._wait = Wait(f"{what} to start")
-        self._unplaced, self._check = unplaced, check
-
-    def check(self) -> None:
-        """Call this while waiting. Raises what the run's `check` raises."""
-        self._check()
-        late = ", ".join(self._unplaced())
-        self._wait.note(f"Ray has yet to start {late}" if late else "they are loading")
+    return check_and_ask
 
 
-class StartupPresence:
+def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> Callable[[], None]:
+    """`check`, which also logs what the start of `what` still lacks; `unplaced` names what Ray has yet to start."""
+    wait = Wait(f"{what} to start")
+
+    def check_and_tell() -> None:
+        check()
+        late = ", ".join(unplaced())
+        wait.note(f"Ray has yet to start {late}" if late else "they are loading")
+
+    return check_and_tell
+
+
+def explorer_starts(config: Config) -> AbstractContextManager[None]:
     """Announces a starting explorer until it reports for itself."""
 
-    def __init__(self, config: Config, check: Callable[[], None]) -> None:
-        self._config, self._check = config, check
-        self._due = 0.0
+    def note() -> None:
+        with open_run_store(config) as store:
+            store.seen(EXPLORER, config.explorer.name)
 
-    def check(self) -> None:
-        """Call this while waiting: records in the store every few seconds that the explorer is alive."""
-        self._check()
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + SEEN_SECONDS
-        try:
-            with open_run_store(self._config) as store:
-                store.seen(EXPLORER, self._config.explorer.name)
-        except (TransientFault, TrinityError) as fault:
-            log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
+    return present(note, f"explorer {config.explorer.name}")
 
 
 def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:

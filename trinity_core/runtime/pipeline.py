@@ -110,7 +110,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
 def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
     """A stage's summary with the folders of its checkpoint as they are named now; the model is converted again if that
     was removed and the checkpoint was not."""
-    layout, step = JobLayout(config.job_dir), summary["step"]
+    layout, step = config.layout, summary["step"]
     if not summary["hf_dir"]:
         return summary
     model = layout.huggingface(step) if _is_model_gone(layout, step) else huggingface_folder(config, step)
@@ -118,7 +118,7 @@ def _with_model(config: Config, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_model_gone(layout: JobLayout, step: int) -> bool:
-    return not is_complete(layout.huggingface(step)) and step not in whole_steps(layout)
+    return not is_complete(layout.huggingface(step)) and step not in whole_steps(layout.root)
 
 
 def _with_models_to_start_from(
@@ -133,7 +133,7 @@ def _with_models_to_start_from(
         if not _is_model_gone(layout, summary["step"]):
             break
         for later in configs[summaries.index(None) :]:
-            if whole_steps(JobLayout(later.job_dir)):
+            if whole_steps(later.job_dir):
                 raise TrinityError(
                     f"{later.job_dir} has checkpoints that were trained from {layout.step(summary['step'])}, which was "
                     "removed: restore it, or remove these checkpoints to train both stages again",

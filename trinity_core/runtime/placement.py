@@ -68,7 +68,7 @@ class Placement:
     gpus: float = 0
     """GPUs of all processes together."""
     nodes: AnyNode = AnyNode()
-    """Of a joined cluster those that are reserved for them."""
+    """Nodes of a joined cluster that are reserved for these processes."""
     colocated: bool = False
     """Engine and trainer take turns on the GPU (`sync/shared_gpu.py`); on the CPU they take the same turns."""
 

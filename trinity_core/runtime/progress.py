@@ -9,18 +9,18 @@ from concurrent.futures import Future
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.tracking.metrics_file import MetricLine, read_evaluations, read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, read_evaluations, read_metrics, stream_of
 from trinity_core.tracking.scores import by_eval_set, scores_text
 from trinity_core.waits import Reminder
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
-"""Between two reports, at least and at most."""
+"""Time between two reports, at least and at most."""
 REPORT_SHARE = 0.01
-"""Of the time that reports may take: those of Prefect cost up to a second, on cores that engines and trainer want."""
+"""Greatest share of time for reports: Prefect's cost up to a second, on cores that engines and trainer want."""
 ASK_SECONDS = 2.0
-"""Between two requests to an actor for what it waits for."""
+"""Time between two requests to an actor for what it waits for."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",
@@ -46,7 +46,7 @@ class ProgressReport:
     def report_if_due(self) -> None:
         """Report if enough time has passed since the last report."""
         if self.actor is not None and (waits := self.actor.news()):
-            lines = self._lines()
+            lines = self._own(read_metrics(self.config.job_dir))
             self.tell(f"{progress_text(lines, self.total_steps)}; {waits}", self._percent(lines))
         began = time.monotonic()
         if began >= self._due:
@@ -55,9 +55,10 @@ class ProgressReport:
 
     def report(self, done: bool = False) -> None:
         """Report now, if there are steps that have not been reported; or `done`, the last time, stopped or not."""
+        every = read_metrics(self.config.job_dir)
         if self.source.startswith("explorer"):
-            self._tell_scores()
-        lines = self._lines()
+            self._tell_scores([line for line in every if stream_of(line.source) == "eval"])
+        lines = self._own(every)
         if not lines or (lines[-1].step == self._step and not done):
             return
         self._step = lines[-1].step
@@ -73,12 +74,11 @@ class ProgressReport:
         """Show the text of a report."""
         log.info("%s: %s", self.source, text)
 
-    def _lines(self) -> list[MetricLine]:
-        return [line for line in read_metrics(self.config.job_dir) if line.source == self.source]
+    def _own(self, lines: list[MetricLine]) -> list[MetricLine]:
+        return [line for line in lines if line.source == self.source]
 
-    def _tell_scores(self) -> None:
+    def _tell_scores(self, evaluations: list[MetricLine]) -> None:
         """Log the scores of each evaluation since the last report."""
-        evaluations = read_evaluations(self.config.job_dir)
         for line in evaluations[self._told :]:
             log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
         self._told = len(evaluations)

@@ -32,7 +32,7 @@ Rows = Iterable[Row] | str | Path
 """Rows (a list, a `datasets.Dataset`), or the path or hub name of a data set."""
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
-"""Of a run whose settings do not name them, nor `max_model_len`."""
+"""Lengths of a run whose settings give neither them nor `max_model_len`."""
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
@@ -186,7 +186,7 @@ class _DataSet:
     storage: dict[str, Any]
     """Keys of a configuration that say where it is and how it is read."""
     columns: tuple[str, ...]
-    """Of the first row; () if nobody has looked."""
+    """Columns of the first row; () if it has not been read."""
 
 
 def _data_set(file: Path, rows: Rows, files: dict[Path, bytes]) -> _DataSet:
@@ -239,7 +239,7 @@ def _plain_turns(row: Row) -> dict[str, Any]:
 
 
 def _named(functions: Sequence[Callable[..., Any]]) -> Functions:
-    """By name, as their metrics are called. Raises InputError where two have one name, or one has none."""
+    """Functions by name, as their metrics are called. Raises InputError where two have one name, or one has none."""
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
         name = getattr(function, "__name__", "")

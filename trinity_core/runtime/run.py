@@ -5,7 +5,7 @@
 Two loops run concurrently, each in its own processes, and share two things: rollouts go from the explorer to the
 trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The verbs are
 those of `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; their order stands here. Every way
-to start a run leads here (`runtime/driver.py`); an adapter calls the steps as they are, or as Prefect tasks.
+to start a run leads here (`runtime/driver.py`); a frontend calls the steps as they are, or as Prefect tasks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.program import ending_on_sigterm, run_app
-from trinity_core.runtime.adapter import PLAIN, Adapter
 from trinity_core.runtime.evaluation import score_steps, unscored_result
+from trinity_core.runtime.frontend import PLAIN, Frontend
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage
 from trinity_core.runtime.summary import publish
@@ -65,19 +65,19 @@ def evaluate(attempt: RunAttempt) -> dict[int, dict[str, float]]:
     return score_steps(attempt, unscored_result(attempt))
 
 
-def run(stage: Stage, adapter: Adapter = PLAIN) -> dict[str, Any]:
+def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
     """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, sum up."""
-    with adapter.call("cluster", lambda: open_attempt(stage)) as attempt:
+    with frontend.call("cluster", lambda: open_attempt(stage)) as attempt:
         loops = {
-            "explore": lambda: attempt.explore(explore, adapter.report),
-            "train": lambda: attempt.train(train, adapter.report),
+            "explore": lambda: attempt.explore(explore, frontend.report),
+            "train": lambda: attempt.train(train, frontend.report),
         }
         components = {name: loop for name, loop in loops.items() if name in attempt.components}
-        results = adapter.run_components(attempt, components)
+        results = frontend.run_components(attempt, components)
         attempt.raise_if_cancelled()
         if stage.placement.engines:
-            adapter.call("evaluate", lambda: evaluate(attempt))
-        return adapter.call("publish", lambda: publish(attempt, results, adapter))
+            frontend.call("evaluate", lambda: evaluate(attempt))
+        return frontend.call("publish", lambda: publish(attempt, results, frontend))
 
 
 def main() -> None:

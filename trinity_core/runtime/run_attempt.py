@@ -15,11 +15,10 @@ from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.errors import on_failure
-from trinity_core.layout import JobLayout
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
-from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait, withdraw
+from trinity_core.runtime.heartbeat import answering, explorer_starts, starting, withdraw
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
@@ -70,9 +69,8 @@ class RunAttempt:
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
         self._engines_started = False
-        self.trainers = Trainers(
-            cluster, self.config, self.placement, self.check, self.is_stopping, self._wait_for_shared_gpu
-        )
+        self._actors = actors.Actors(cluster, self.config, self.placement)
+        self.trainers = Trainers(self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu)
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
@@ -99,7 +97,7 @@ class RunAttempt:
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
-                    self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
+                    self.cluster.write_timeline(self.config.layout.monitor / "timeline.json")
             finally:
                 self.close(outcome)
 
@@ -136,9 +134,9 @@ class RunAttempt:
                 return summary
 
     def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
-        explorer, check = self.explorer(), self._explorer_heartbeat().check
-        starting = StartupPresence(self.config, self._engines_wait(check).check)
-        result_of(explorer.prepare.remote(), starting.check, self.is_stopping)
+        explorer, check = self.explorer(), self._explorer_heartbeat()
+        with explorer_starts(self.config):
+            result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
         report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
         report.actor = ActorWaits(lambda: explorer.progress.remote().future())
         run = explorer.run.remote(loop)
@@ -159,8 +157,8 @@ class RunAttempt:
 
         They are those of a Hugging Face folder, or (None) what the engines started with.
         """
-        explorer, check = self.explorer(), self._explorer_heartbeat().check
-        result_of(explorer.prepare.remote(), self._engines_wait(check).check, self.is_stopping)
+        explorer, check = self.explorer(), self._explorer_heartbeat()
+        result_of(explorer.prepare.remote(), self._engines_wait(check), self.is_stopping)
         waits = ActorWaits(lambda: explorer.progress.remote().future())
 
         def check_and_tell() -> None:
@@ -177,19 +175,16 @@ class RunAttempt:
         """The engines, started on first use."""
         with self._lock:
             if not self._engines and self.placement.engines:
-                self._engines = actors.start_engines(self.cluster, self.config, self.placement)
+                self._engines = self._actors.start_engines()
             if not self._auxiliary and self.placement.auxiliary_gpus:
-                self._auxiliary = actors.start_auxiliary(self.cluster, self.config, self.placement)
+                self._auxiliary = self._actors.start_auxiliary()
             return self._engines
 
     def explorer(self) -> Any:
         """The explorer, started on first use."""
         with self._lock:
             if self._explorer is None:
-                engines = self.engines()
-                self._explorer = actors.start_explorer(
-                    self.cluster, self.config, engines, self._auxiliary, self.placement
-                )
+                self._explorer = self._actors.start_explorer(self.engines(), self._auxiliary)
             return self._explorer
 
     def huggingface_folder(self, step: int, merge: bool = True) -> Path:
@@ -227,15 +222,15 @@ class RunAttempt:
         """
         if self.placement.shares_gpu and not self._engines_started:
             for engine in self.engines():
-                result_of(engine.start.remote(), self._engines_wait(self.check).check, self.is_stopping)
+                result_of(engine.start.remote(), self._engines_wait(self.check), self.is_stopping)
             self._engines_started = True
 
-    def _engines_wait(self, check: Callable[[], None]) -> StartWait:
-        return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
+    def _engines_wait(self, check: Callable[[], None]) -> Callable[[], None]:
+        return starting(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
 
-    def _explorer_heartbeat(self) -> Heartbeat:
-        """Checks that the explorer answers, for a wait on it."""
-        return Heartbeat({self.config.explorer.name: self.explorer()}, self.check)
+    def _explorer_heartbeat(self) -> Callable[[], None]:
+        """`check`, which also raises if the explorer does not answer."""
+        return answering({self.config.explorer.name: self.explorer()}, self.check)
 
     def close(self, outcome: RunOutcome) -> None:
         """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
@@ -260,7 +255,7 @@ class RunAttempt:
         auxiliary = [engine for engines in self._auxiliary for engine in engines]
         workers = self.trainers.workers
         mine = [*self._engines, *workers]
-        kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
+        kept = self._actors.keep(self._engines, workers) if succeeded else []
         try:
             self.trainers.remove_shared_weights()
         finally:

@@ -1,8 +1,4 @@
-"""From a configuration to a stage that can start: which stage, on which machine, from which checkpoint.
-
-The explorers and the trainer of a run may be separate runs, each with its own file. Each records beside its
-lock the settings that all must share, and compares them with those of the others at work.
-"""
+"""From a configuration to a stage that can start: which stage, on which machine, from which checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import make_url
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.checkpoints.beginning import (
@@ -29,13 +22,10 @@ from trinity_core.checkpoints.beginning import (
 )
 from trinity_core.checkpoints.resume import abandon_after, fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
-from trinity_core.config.public import without_password
 from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.config.secrets import without_password
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.config.sync_schedule import SyncSchedule
-from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import DataError, TrinityError, on_failure
-from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
 from trinity_core.runlock import LINGER_SECONDS, PIPELINE, TRAINER, TRAINING, hold, is_held, release
@@ -46,7 +36,7 @@ from trinity_core.runtime.heartbeat import withdraw
 from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, runners, sync_method
 from trinity_core.runtime.preflight.checks import require_ready, shared_memory_notice
-from trinity_core.store.leasing import warn_of_lost
+from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
@@ -69,8 +59,6 @@ OTHER_STORE = (
     "these weights further with a new store, give the run another `name` and set model.model_path to "
     ".../global_step_N/actor/huggingface."
 )
-RECORD = ".settings.json"
-"""End of the name of a record; before it stand a dot and the name of the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +80,11 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StageRequest:
     """A stage to run, or to evaluate, of a configuration that has been loaded and checked."""
 
     config: Config
-    """Of the whole pipeline, where it has stages."""
+    """Configuration of the whole pipeline, where it has stages."""
     kind: str = ""
     """`rft`, `sft` or `evaluate`; "" for what runs the stage (`flow_of`)."""
     stage: str = ""
@@ -125,7 +113,7 @@ class Request:
         return f"{config.project}/{self.run or config.name}"
 
 
-def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -> Stage:
+def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = False) -> Stage:
     """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
 
     `begun_by` identifies the attempts at one run, which share a fresh folder. With `is_ready` what the configuration
@@ -362,70 +350,8 @@ def resume_step(config: Config, components: set[str]) -> int:
         if "train" in components:
             abandon_after(config.job_dir, step)
             run_versions(config).rewind(step)
-            warn_of_lost(store.rewind(step))
+            store.rewind(step)
             rewind(config.job_dir, step, store.explorer_steps)
             store.expect_trainer()
         store.expect(config.explorer.name)
     return step
-
-
-def shared_settings(config: Config) -> dict[str, Any]:
-    """The settings that must agree, by key.
-
-    All others may differ, such as an explorer's batch size, time limits, and how often it looks for weights. With
-    `max_staleness` an explorer also computes when the trainer publishes.
-    """
-    sync, lora = config.synchronizer, config.engine_adapter
-    modules = " ".join(sorted(lora.target_modules)) if lora is not None else ""
-    settings: dict[str, Any] = {
-        "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
-        "synchronizer.sync_method": sync.sync_method,
-        "model.lora_configs": None if lora is None else f"rank {lora.lora_rank} of {modules}",
-        "synchronizer.max_staleness": sync.max_staleness,
-    }
-    if sync.max_staleness is None:
-        return settings
-    settings |= {"synchronizer.sync_style": sync.style, "rollouts of a buffer.train_batch_size": rollouts_taken(config)}
-    every = {"synchronizer.sync_interval": SyncSchedule.of(config).interval}
-    return settings | ({} if sync.style == "explorer_driven" else every)
-
-
-def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
-    """Record the settings of a run that holds these locks. Raises TrinityError if they differ from another's at work.
-
-    Then the locks are released. Settings of parts that have ended do not count: their files may have changed.
-    """
-    mine = shared_settings(config)
-    for lock in locks:
-        write_json(_record(config.job_dir, lock), mine, durable=False)
-    for path in sorted(config.job_dir.glob(f".*{RECORD}")):
-        other = path.name[1:].removesuffix(RECORD)
-        if other in locks or not is_held(config.job_dir, other):
-            continue
-        theirs = read_json(path) or {}
-        differ = [
-            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
-        ]
-        if differ:
-            for lock in locks:
-                release(config.job_dir, lock)
-            raise TrinityError(
-                f"{' and '.join(map(_holder_name, locks))} of this file and {_holder_name(other)}, which is at work on "
-                f"the same run ({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; "
-                "whoever is at work takes a new value when started again.",
-                key=differ[0],
-            )
-
-
-def _record(job_dir: Path, lock: str) -> Path:
-    return job_dir / f".{lock}{RECORD}"
-
-
-def _holder_name(lock: str) -> str:
-    return "the trainer" if lock == TRAINING else lock.replace("_", " ", 1)
-
-
-def _database(url: str) -> str:
-    """A store's URL without the server's address and the user, which may differ between machines."""
-    parsed = make_url(url)
-    return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

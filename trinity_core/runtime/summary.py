@@ -13,7 +13,7 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
 from trinity_core.config.paths import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
-from trinity_core.runtime.adapter import Adapter
+from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
@@ -21,10 +21,10 @@ from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.scores import evaluation_of, evaluation_text, valid_scores
 
 
-def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
+def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
     """Make the summary and show it."""
     summary = summarise(attempt, results)
-    adapter.show(attempt.config, summary)
+    frontend.show(attempt.config, summary)
     return summary
 
 

@@ -23,7 +23,7 @@ from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import write_atomically
 from trinity_core.store.archive import whole_line
-from trinity_core.store.earlier import EarlierRollout, find_rollouts
+from trinity_core.store.earlier_rollouts import EarlierRollout, find_rollouts
 
 Verdict = Literal["no verdict", "keep", "drop"]
 BETTER, KEPT, DROPPED = 2.0, 1.0, 0.0

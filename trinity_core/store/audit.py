@@ -78,7 +78,7 @@ class Audit:
     dropped_by: Counter[str] = field(default_factory=Counter)
     """Operator or rule -> tasks."""
     experiences_dropped_by: Counter[str] = field(default_factory=Counter)
-    """The same of experiences, also of tasks that kept some."""
+    """Operator or rule -> experiences, also of tasks that kept some."""
     failed_because: Counter[str] = field(default_factory=Counter)
     """Why, after how many tries -> tasks."""
     trained_at: Counter[int] = field(default_factory=Counter)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 
-from trinity_core.config.public import without_password
+from trinity_core.config.secrets import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
@@ -26,7 +26,7 @@ from trinity_core.waits import retry
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 CREATE_SECONDS = 10.0
-"""For other processes that open a new store at the same time."""
+"""Time for other processes that open a new store at the same time."""
 SQLITE_FILE = "sqlite:///"
 
 

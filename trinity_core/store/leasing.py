@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 
@@ -17,11 +16,6 @@ from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
-LOST = (
-    "the run goes back to step %d, before the oldest checkpoint that was kept: %d rows that later steps trained on are "
-    "deleted and not trained on again; `trinity audit` names their tasks"
-)
-log = logging.getLogger(__name__)
 EVERY_ROW = 2**31 - 1
 """More rows than any queue has."""
 
@@ -115,32 +109,8 @@ def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
 
 
-@dataclass(frozen=True)
-class Rewound:
-    """The result of `rewind`."""
-
-    step: int
-    """The checkpoint that was rewound to."""
-    lineage: int
-    """The present lineage; unchanged if there was nothing to undo."""
-    returned_rows: int = 0
-    """Rows of later batches that returned to the queue."""
-    dropped_rows: int = 0
-    """Rows deleted because versions newer than the checkpoint sampled them."""
-    lost_rows: int = 0
-    """Rows of later batches that were already pruned: prune only up to the oldest checkpoint kept."""
-    explorers: dict[str, int] = field(default_factory=dict)
-    """Explorers that were rewound, with the step after which they resume."""
-
-
-def warn_of_lost(rewound: Rewound) -> None:
-    """Log the rows that a rewind could not bring back, if any."""
-    if rewound.lost_rows:
-        log.warning(LOST, rewound.step, rewound.lost_rows)
-
-
-def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
-    """Undo everything after trainer step `step`, inside a write transaction.
+def rewind(connection: Connection, t: Tables, step: int) -> int:
+    """Undo everything after trainer step `step`, inside a write transaction; returns the rows that are lost by it.
 
     Batches up to `step` are final. Later batches return to the queue in their old order (by id). An explore step that
     used a version newer than `step` is deleted with all later steps of its explorer.
@@ -153,15 +123,15 @@ def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
     first = _first_steps_to_drop(connection, t, step)
     later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
     if not first and not later:
-        return Rewound(step, lineage)
-    ids, lost = _release(connection, t, step)
-    dropped = sum(_drop_steps(connection, t, explorer, begin) for explorer, begin in first.items())
+        return 0
+    lost = _release(connection, t, step)
+    for explorer, begin in first.items():
+        _drop_steps(connection, t, explorer, begin)
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
     connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
-    explorers = {explorer: begin - 1 for explorer, begin in first.items()}
-    return Rewound(step, lineage + 1, _count_rows(connection, t, ids), dropped, lost, explorers)
+    return lost
 
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:
@@ -200,8 +170,8 @@ def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[s
     return dict(connection.execute(query.group_by(t.steps.c.explorer)).tuples().all())
 
 
-def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], int]:
-    """Return the batches after `step` to the queue; returns their groups and the number of rows already pruned."""
+def _release(connection: Connection, t: Tables, step: int) -> int:
+    """Return the batches after `step` to the queue; returns the number of their rows that were pruned already."""
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
     leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
@@ -217,7 +187,7 @@ def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], i
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
     connection.execute(delete(t.leases).where(t.leases.c.step > step))
-    return ids, int(leased) - int(present or 0)
+    return int(leased) - int(present or 0)
 
 
 def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
@@ -227,16 +197,14 @@ def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
     return sum(int(size or 0) for size in sizes)
 
 
-def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
-    """Delete the explore steps of `explorer` from `first` on; return the number of deleted rows."""
+def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> None:
+    """Delete the explore steps of `explorer` from `first` on."""
     g = t.groups.c
     trained = g.id.in_(select(t.lease_groups.c.group_id))
     ids = list(connection.scalars(select(g.id).where(g.explorer == explorer, g.step >= first, ~trained)))
-    dropped = _count_rows(connection, t, ids)
     for some in chunks(ids):
         connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
         connection.execute(delete(t.groups).where(g.id.in_(some)))
     connection.execute(delete(t.steps).where(t.steps.c.explorer == explorer, t.steps.c.step >= first))
     fresh = {"finished": False, "waiting": None}
     connection.execute(update(t.explorers).where(t.explorers.c.name == explorer).values(**fresh))
-    return dropped

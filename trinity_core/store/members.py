@@ -150,7 +150,7 @@ class Stats:
     now: float
     """Unix seconds by the store's clock, which also dates `seen`."""
     explorers: dict[str, ExplorerPresence]
-    """By name."""
+    """Explorers by name."""
 
 
 def stats_of(connection: Connection, t: Tables, now: float) -> Stats:

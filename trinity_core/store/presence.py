@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 SEEN_SECONDS = 10.0
-"""Between two notes of the same process."""
+"""Time between two notes of the same process."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 
@@ -153,7 +153,7 @@ class ExplorerPresence:
 
 
 Explorers = Mapping[str, ExplorerPresence]
-"""By name."""
+"""Explorers by name."""
 
 
 def all_have_finished(known: Explorers) -> bool:

@@ -7,17 +7,24 @@ checkpoints do; the folder's path identifies nothing: another machine may have a
 from __future__ import annotations
 
 import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from trinity_core.config import Config, store_url
-from trinity_core.errors import DataError, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import one_at_a_time
 from trinity_core.store.database import is_of_one_machine, namespaces, parsed_url
+from trinity_core.store.presence import SEEN_SECONDS
 from trinity_core.store.store import ExperienceStore
+
+log = logging.getLogger(__name__)
 
 LOCK = ".identity.lock"
 
@@ -29,7 +36,7 @@ class Identity:
     id: str
     """Unique to the run."""
     namespace: str
-    """Of its tables in the store's database. A run of an older release has its folder's path there."""
+    """Namespace of its tables in the store's database. A run of an older release has its folder's path there."""
     folder: str
     """Where the folder was when the run was last started, links resolved."""
     inode: int
@@ -39,8 +46,34 @@ class Identity:
 def open_run_store(config: Config) -> ExperienceStore:
     """The store of a configuration's run; made, with the run's folder, if there is none."""
     namespace = identify(config).namespace
-    JobLayout(config.job_dir).create()
+    config.layout.create()
     return ExperienceStore.open(store_url(config), namespace)
+
+
+@contextmanager
+def present(note: Callable[[], object], who: str) -> Iterator[None]:
+    """Within this context `note` (see `ExperienceStore.seen`) is called at once and then every few seconds.
+
+    Its faults are logged: a store that is away for a while ends nobody's work.
+    """
+    done = threading.Event()
+
+    def keep_noting() -> None:
+        while True:
+            try:
+                note()
+            except (TransientFault, TrinityError) as fault:
+                log.warning("%s cannot note that it is at work: %s", who, fault)
+            if done.wait(SEEN_SECONDS):
+                return
+
+    noting = threading.Thread(target=keep_noting, name="presence", daemon=True)
+    noting.start()
+    try:
+        yield
+    finally:
+        done.set()
+        noting.join(SEEN_SECONDS)
 
 
 def identify(config: Config) -> Identity:

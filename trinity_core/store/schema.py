@@ -48,7 +48,7 @@ META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
 """The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
 BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
-"""Of tables without an integer as their key: SQLite then writes one page for a row instead of two."""
+"""Option of tables whose key is no integer: SQLite then writes one page for a row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
 REWIND = "rewind"
@@ -159,7 +159,7 @@ def tables(namespace: str) -> Tables:
 
 
 def in_queue(groups: Table) -> ColumnElement[bool]:
-    """Those in the queue. The number is part of the statement, since a database then sees that their index will do."""
+    """Select the groups in the queue. The number is in the statement: a database then sees that their index will do."""
     return groups.c.state == literal_column(str(int(State.READY)))
 
 

@@ -12,6 +12,7 @@ Invariants, for any order in which explorers and trainer start, stop and crash:
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -26,13 +27,18 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import leasing, ledger, members
 from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
 from trinity_core.store.expert import ExpertSource
-from trinity_core.store.leasing import Rewound
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.members import Contribution, Stats
 from trinity_core.store.presence import TrainerPresence, all_have_finished, begun_by_others, nothing_more_comes
 from trinity_core.store.schema import EXPLORER, REWIND, TRAINER, statements, tables
 from trinity_core.store.strategies import Fifo, Strategy, first_explore_step
 
+log = logging.getLogger(__name__)
+
+LOST = (
+    "the run goes back to step %d, before the oldest checkpoint that was kept: %d rows that later steps trained on are "
+    "deleted and not trained on again; `trinity audit` names their tasks"
+)
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
 """Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
 
@@ -337,14 +343,18 @@ class ExperienceStore:
             leasing.mark_trained(connection, self._tables, step)
 
     @waits_for_room
-    def rewind(self, step: int) -> Rewound:
+    def rewind(self, step: int) -> int:
         """Rewind to checkpoint `step` (0: the beginning); a trainer always calls this first.
 
         Changes nothing if nothing happened after it. Delete newer weights first (`WeightVersions.rewind`), so that an
-        explorer that notices the rewind finds none.
+        explorer that notices the rewind finds none. Returns the rows of later batches that are pruned already and so
+        cannot return, with a warning: prune only up to the oldest checkpoint kept.
         """
         with self._database.write() as connection:
-            return leasing.rewind(connection, self._tables, step)
+            lost = leasing.rewind(connection, self._tables, step)
+        if lost:
+            log.warning(LOST, step, lost)
+        return lost
 
     @waits_for_room
     def prune(self, step: int, uses: int = 1) -> int:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Payload = dict[str, Any]
 BUFFER_BYTES = 256 << 20
-"""Of each of the two buffers through which weights go, on either side. vLLM's default of 1 GiB takes 2 of 24 GiB."""
+"""Size of each of the two buffers through which weights go, on either side. vLLM's 1 GiB takes 2 of 24 GiB."""
 
 
 class RayEngine:
@@ -120,7 +120,7 @@ class VllmWeights:
         self._engine_dtype = engine_dtype
         self._copies = copies
         self.digests: dict[str, TensorDigest] = {}
-        """Those of the tensors that were passed on last, in the engines' dtype. Empty without one."""
+        """Digests of the tensors that were passed on last, in the engines' dtype. Empty without one."""
         self.copied: dict[str, torch.Tensor] = {}
         """Copies of what is passed on next, on the CPU of the rank that sends, if there shall be any."""
 

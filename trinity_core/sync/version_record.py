@@ -33,7 +33,7 @@ class VersionRecord:
     check: WeightCheck | None = None
     """The weight check that an engine must pass after loading."""
     digests: dict[str, TensorDigest] = field(default_factory=dict)
-    """By name, those of `aliases` included."""
+    """Digests by tensor name, those of `aliases` included."""
 
     def to_bytes(self) -> bytes:
         """JSON; the inverse of `read`."""

@@ -109,7 +109,7 @@ class WeightVersions(ABC):
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
         """The publisher for one trainer rank."""
-        return VersionPublisher(self, trainer, kept_versions(config))
+        return VersionPublisher(self, trainer, version_count(config))
 
     @abstractmethod
     def publish(
@@ -272,8 +272,8 @@ class WeightVersions(ABC):
 
 
 LOAD_SECONDS = 0.7
-"""Until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds only
-weights, the folder does not exist for an instant."""
+"""Time until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds
+only weights, the folder does not exist for an instant."""
 
 
 class VersionPublisher:
@@ -322,7 +322,7 @@ def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
     return versions_class(method).open(Path(job_dir))
 
 
-def kept_versions(config: Config) -> int:
+def version_count(config: Config) -> int:
     """Number of a run's versions that stay loadable; in a synchronous run as many as `sync_offset` needs."""
     return SyncSchedule.of(config).versions_kept if config.is_synchronous else DEFAULT_KEEP
 

@@ -13,15 +13,16 @@ LOSSES = ("actor/final_loss", "loss")
 """The first of these that a source has is drawn for it: a loss for the trainer, a reward for others."""
 
 
-def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -> Path | None:
+def draw_curve(job_dir: Path | str, title: str = "", lines: list[MetricLine] | None = None) -> Path | None:
     """Draw reward (or loss) and the eval's accuracy over steps into `monitor/curve.png`; None if there are no metrics.
 
-    Uses matplotlib's object interface: no display, no global state, safe in a thread.
+    `lines`: the run's metrics, if they have been read. Uses matplotlib's object interface: no display, no global state,
+    safe in a thread.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = choose_curves(read_metrics(job_dir))
+    curves = choose_curves(read_metrics(job_dir) if lines is None else lines)
     if not curves:
         return None
     figure = Figure(figsize=(7, 2.4 * len(curves)), dpi=110, layout="constrained")
@@ -34,7 +35,7 @@ def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")
     axes[0].set_title(title or Path(job_dir).name, fontsize=10)
-    target = path or Path(job_dir) / "monitor" / "curve.png"
+    target = Path(job_dir) / "monitor" / "curve.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     picture = BytesIO()
     figure.savefig(picture, format="png")

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.public import without_password, without_secrets
 from trinity_core.config.schema.monitor import MonitorConfig
+from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import read_json, temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
@@ -75,9 +75,9 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 MOST_TRACES = 50
 """Steps whose rollouts wait to be sent as traces, of which MLflow takes some twenty a second."""
 CLOSE_SECONDS = 60.0
-"""For the tracking system to take the last metrics at the end of a run."""
+"""Time for the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
-"""The same for a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
+"""Time after a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
 
 
 class Forwarder:

@@ -15,7 +15,6 @@ from types import TracebackType
 
 from trinity_core.addresses import own_address
 from trinity_core.config import Config
-from trinity_core.layout import JobLayout
 
 FOLDER, ACTOR, LEVEL, BY_NODE = "TRINITY_LOG_DIR", "TRINITY_LOG_ACTOR", "TRINITY_LOG_LEVEL", "TRINITY_LOG_BY_NODE"
 OURS = ("trinity_core", "tasks")
@@ -55,7 +54,7 @@ def log_name(actor: str) -> str:
 def log_environment(config: Config, actor: str) -> dict[str, str]:
     """The environment variables that configure `start_log` in the process of `actor`, which is its name in Ray."""
     return {
-        FOLDER: str(JobLayout(config.job_dir).log),
+        FOLDER: str(config.layout.log),
         ACTOR: log_name(actor),
         LEVEL: config.log.level,
         BY_NODE: str(int(config.log.group_by_node)),

@@ -22,7 +22,7 @@ from trinity_core.runlock import one_at_a_time
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 LOCK_SECONDS = 60.0
-"""For other processes to let go of the file."""
+"""Time for other processes to let go of the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
@@ -37,7 +37,7 @@ class MetricLine:
     time: float
     metrics: dict[str, float] = field(default_factory=dict)
     made_with: str = ""
-    """Of an evaluation: the fingerprint of what its scores were made with."""
+    """Fingerprint of what an evaluation's scores were made with."""
 
 
 def metrics_path(job_dir: Path | str) -> Path:

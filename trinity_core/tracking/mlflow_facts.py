@@ -22,7 +22,7 @@ DESCRIPTION = "mlflow.note.content"
 EXPERIMENT = "Runs of the project"
 """How our description of an experiment begins."""
 MOST_BYTES = 1 << 30
-"""Of files that are read for a fingerprint."""
+"""Bytes of files that are read for a fingerprint."""
 LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
 """Characters that MLflow takes (its `utils/validation.py`; the columns of its tables, to which PostgreSQL holds it): of
 a metric, parameter, run or assessment, of a registered model, of a data set and its digest."""
@@ -66,7 +66,7 @@ def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
 
 
 def _digest(path: str, split: str, subset: str | None) -> str:
-    """Of the contents, or of large data the size: a start does not wait for terabytes to be read."""
+    """Digest of the contents, or of large data of the size: a start does not wait for terabytes to be read."""
     try:
         size = sum(file.stat().st_size for file in data_files(path, split, subset)) if is_local(path) else 0
     except DataError:

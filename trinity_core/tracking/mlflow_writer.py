@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trinity_core.config.public import without_password
+from trinity_core.config.secrets import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import networked, read_json, write_json
 from trinity_core.page_notes import mlflow_address
@@ -76,9 +76,9 @@ NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
 STARTS = "trinity.starts"
 """A tag: how many starts of the run had settings of their own. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
+"""Environment of MLflow's client if the user sets none; its own: 7 attempts of 120 s. The forwarder tries again."""
 LOCK_SECONDS = 180.0
-"""For another process to make the same store or run."""
+"""Time for another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from trinity_core.config.public import without_secrets
+from trinity_core.config.secrets import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine

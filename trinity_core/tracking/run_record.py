@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from trinity_core.config.public import without_secrets
+from trinity_core.config.secrets import without_secrets
 from trinity_core.files import read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
 from trinity_core.tracking.writers import RunOutcome

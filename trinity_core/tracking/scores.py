@@ -11,11 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from trinity_core.config import Config, to_dict
 from trinity_core.config.engine_args import is_lossy
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
+from trinity_core.files import expanded
 from trinity_core.plugins import python_files
 from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
@@ -69,7 +71,17 @@ def score_fingerprint(config: Config, step: int) -> str:
         engine = settings["explorer"]["rollout_model"]
         lossy = {name: value for name, value in engine["extra_engine_args"].items() if is_lossy({name: value})}
         made_with["engines"] = {name: engine[name] for name in ENGINE} | lossy
-    return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return sha256(json.dumps(_resolved(made_with), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _resolved(value: Any, key: str = "") -> Any:
+    """The value with paths that exist as absolute ones: however a path is written, the score is the same."""
+    if isinstance(value, dict):
+        return {name: _resolved(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, key) for item in value]
+    is_path = isinstance(value, str) and key.endswith("path") and value
+    return str(expanded(value).resolve()) if is_path and expanded(value).exists() else value
 
 
 def valid_scores(config: Config) -> dict[int, float]:
@@ -156,7 +168,7 @@ def _plugins_digest(plugin_dir: str | None) -> str:
 
 
 def data_digest(source: str, split: str, subset_name: str | None) -> str:
-    """Of the contents of local files; another source is known by its name."""
+    """Digest of the contents of local files; another source is known by its name."""
     try:
         return _files_digest(data_files(source, split, subset_name)) if is_local(source) else source
     except DataError:
@@ -164,7 +176,7 @@ def data_digest(source: str, split: str, subset_name: str | None) -> str:
 
 
 def _model_digest(model_path: str) -> str:
-    """Of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
+    """Digest of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
     folder = Path(model_path).expanduser()
     if not folder.is_dir():
         return model_path

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity_core.config.public import without_secrets
+from trinity_core.config.secrets import without_secrets
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
 
@@ -22,7 +22,7 @@ class RunOutcome(Enum):
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    """By a person or by SIGTERM; it may be resumed."""
+    """Ended by a person or by SIGTERM; it may be resumed."""
 
     @classmethod
     def of(cls, error: BaseException | None) -> RunOutcome:
@@ -92,7 +92,7 @@ class RunPerExplorer:
     """Base of writers that give each explorer in a separate flow its own run."""
 
     evals_id = ""
-    """The same for all flows of a job that forward evaluations: each is sent once, to the run of the first of them."""
+    """Id that all flows of a job that forward evaluations share: each is sent once, to the run of the first of them."""
 
 
 class NumberedRun:
@@ -104,7 +104,7 @@ class NumberedRun:
 
 
 POSITIONS = {"positions": "own"}
-"""In the note of a tracked run that is not `is_older`."""
+"""Mark in the note of a tracked run that is not `is_older`."""
 
 
 class TracingWriter:
@@ -127,14 +127,14 @@ class RankingWriter:
 
 
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
-"""By name: (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
+"""Name -> (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
 
 
 AWAY = (
     "locked", "unable to open", "refused", "Max retries exceeded", "timed out", "Temporary failure", "is full",
     "No space left", "Connection aborted", "does not answer", "Current state is deleted",
 )  # fmt: skip
-"""In the message of a tracking system that is away, or in which the run was deleted. Such a one takes later, in a new
+"""Parts of the message of a tracking system that is away, or in which the run was deleted. It takes later, in a new
 run, what it does not take now."""
 
 

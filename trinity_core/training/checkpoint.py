@@ -38,12 +38,12 @@ from trinity_core.training.state import (
     optimizer_steps,
     parameters,
     restore,
-    shape_of,
     weights,
+    whole_shape,
 )
 
 PIECE_BYTES = 2 << 30
-"""Of the optimiser's state in one file of a rank."""
+"""Bytes of the optimiser's state in one file of a rank."""
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -96,7 +96,7 @@ def largest_file(learner: Learner) -> int:
     """Bytes of the largest file that `copy` makes on one rank."""
     sizes = []
     for engine in engines_by_folder(learner).values():
-        saved = sum(math.prod(shape_of(p, engine)) for _, p in parameters(engine))
+        saved = sum(math.prod(whole_shape(p, engine)) for _, p in parameters(engine))
         share = saved // learner.ranks.world_size
         sizes.append(max(share * engine.settings.dtype.itemsize, min(PIECE_BYTES, share * 12)))
     return max(sizes)
@@ -105,7 +105,7 @@ def largest_file(learner: Learner) -> int:
 def model_bytes(learner: Learner) -> int:
     """Bytes of the whole policy, also of an adapter's base: what a conversion writes."""
     engine = learner.engine
-    return sum(math.prod(shape_of(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
+    return sum(math.prod(whole_shape(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
 
 
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
@@ -140,7 +140,7 @@ def _copy_share(
     following = next(numbered, None)
 
     def share() -> Iterator[tuple[str, Tensor]]:
-        """Of the tensors up to the end of a file."""
+        """Yield the tensors up to the end of a file."""
         nonlocal following
         passed = 0
         while following is not None and passed < piece * ranks.world_size:

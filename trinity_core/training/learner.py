@@ -114,7 +114,7 @@ class Learner:
         self.objective = Objective(config.algorithm)
         self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
-        """Of rows that do not carry their own."""
+        """Temperature of rows that do not carry their own."""
         stage = zero_stage_of(settings.zero_stage, ranks.world_size, dtype)
         lm, lora = self._load(config), config.model.lora
         base = model_name(config.model.model_path)

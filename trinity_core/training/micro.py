@@ -48,7 +48,7 @@ class Micro:
         return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
 
     def emptied(self) -> Micro:
-        """The same inputs without a token that carries loss: all gradients are zero."""
+        """Drop all tokens that carry loss, but not the inputs: all gradients are zero."""
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
     def to(self, device: torch.device) -> Micro:

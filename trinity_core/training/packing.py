@@ -69,7 +69,7 @@ class Packed:
     None for attention by `lengths`. It is large, so that it is made for a pass of this micro-batch alone."""
 
     def masked(self, dtype: torch.dtype) -> Packed:
-        """The same with its mask, in the model's `dtype`, as attention requires."""
+        """Add the attention mask, in the model's `dtype`, as attention requires."""
         P, (b, T) = self.prompt_shape[1], self.response_shape
         device = self.tokens.device
         mask = torch.zeros(b, 1, T, P + T, dtype=dtype, device=device)
@@ -127,7 +127,7 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
 
 
 def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
-    """Of prompts and responses of these lengths; `prompt_of` as in `Packed`."""
+    """Lengths of the sequences that prompts and responses of these lengths form; `prompt_of` as in `Packed`."""
     ends = np.concatenate([p, r]).cumsum()
     tokens = np.split(np.arange(ends[-1]), ends[:-1])
     prompts, responses = tokens[: len(p)], tokens[len(p) :]

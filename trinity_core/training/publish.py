@@ -17,7 +17,6 @@ from trinity_core.config.schema import Config
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.files import write_atomically
-from trinity_core.layout import JobLayout
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.versions import TrainerRank
@@ -27,7 +26,7 @@ from trinity_core.training.engine import uncompiled
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 from trinity_core.training.saving import Copying
-from trinity_core.training.state import base_weights, shape_of, stored_buffers, weights
+from trinity_core.training.state import base_weights, stored_buffers, weights, whole_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +66,7 @@ class PolicyWeights:
             if self._engine.adapter is not None and is_adapter(name) is (self._adapter is None):
                 continue
             tied_to = first.setdefault(id(p), name)
-            trained.append(TensorSpec(name, dtype, shape_of(p, self._engine), tied_to if tied_to != name else ""))
+            trained.append(TensorSpec(name, dtype, whole_shape(p, self._engine), tied_to if tied_to != name else ""))
         stored = {} if self._adapter is not None else stored_buffers(self._engine)
         return trained + [spec_of(name, buffer) for name, buffer in stored.items()]
 
@@ -123,7 +122,7 @@ class Publisher:
         self.versions = versions
         self._publisher = publisher
         self._of_adapter = config.engine_adapter is not None
-        self._latest = JobLayout(config.job_dir).latest_state_dict
+        self._latest = config.layout.latest_state_dict
 
     def due(self, step: int) -> bool:
         """True if the weights after `step` are to be published."""

@@ -22,7 +22,6 @@ from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.data.tokenizer import configured_chat_template, write_stop_tokens
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, when_room
-from trinity_core.layout import JobLayout
 from trinity_core.tracking.scores import best_steps
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, broadcast_bytes
@@ -44,7 +43,7 @@ class Savepoints:
     """The checkpoints of one run that trains `lm`. Collective; rank 0 creates and commits the folders."""
 
     def __init__(self, config: Config, ranks: Ranks, lm: Any) -> None:
-        self.layout = JobLayout(config.job_dir)
+        self.layout = config.layout
         self.config = config
         self._model_files = make_model_files(lm, config.model) if ranks.first else {}
         self.keep = config.trainer.max_checkpoints_to_keep
@@ -90,7 +89,7 @@ class Savepoints:
         """The best whole checkpoints by their scores, which are kept however old they are; all if none is known."""
         if self.keep is None:
             return []
-        whole = whole_steps(self.layout)
+        whole = whole_steps(self.layout.root)
         try:
             return best_steps(self.config, whole)
         except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the room of an old one
@@ -99,14 +98,14 @@ class Savepoints:
 
     def return_to_latest(self) -> int:
         """Step of the newest whole checkpoint, 0 without one; the same on every rank. Later ones are abandoned."""
-        step = latest_whole(self.layout) or 0 if self.ranks.first else 0
+        step = latest_whole(self.layout.root) or 0 if self.ranks.first else 0
         if self.ranks.first:
-            abandon_after(self.layout, step)
+            abandon_after(self.layout.root, step)
         return int(broadcast_bytes(str(step).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:
         """Step of the oldest checkpoint that is kept; 0 without one."""
-        return min(whole_steps(self.layout), default=0)
+        return min(whole_steps(self.layout.root), default=0)
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.
@@ -114,7 +113,7 @@ class Savepoints:
         Raises TrinityError if the run began with another model than the learner has loaded, and that is its reference
         or the base of its adapter; DataError if the checkpoint holds another adapter.
         """
-        began = recorded_beginning(self.layout, step) or self.began
+        began = recorded_beginning(self.layout.root, step) or self.began
         needs_it = learner.adapter is not None or learner.reference is not None
         if needs_it and began.differs(self.began):
             text = OTHER_REFERENCE if learner.adapter is None else OTHER_BASE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,14 +20,12 @@ from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
 from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
 from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
-from trinity_core.store.earlier import read_answers
+from trinity_core.store.earlier_rollouts import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
-from trinity_core.store.leasing import warn_of_lost
 from trinity_core.store.members import Contribution, Stats
-from trinity_core.store.presence import SEEN_SECONDS, all_is_dropped, describe_explorers
-from trinity_core.store.run_store import open_run_store
+from trinity_core.store.presence import all_is_dropped, describe_explorers
+from trinity_core.store.run_store import open_run_store, present
 from trinity_core.store.schema import TRAINER
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy, make_strategy
@@ -37,7 +34,7 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two checks of what is waited for."""
+"""Time between two checks of what is waited for."""
 TAKEN = "tasks_taken_after"
 """Key of `trainer_meta.json`: step -> tasks of each train step after it."""
 RETENTION = 100
@@ -110,7 +107,7 @@ class SupervisedSource(BatchSource):
         weights = list(shares(config).values())
         self.data = SupervisedMixture([data, *others], weights) if others else data
         self.rows = config.buffer.train_batch_size
-        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.meta = config.layout.trainer_meta
         self.order = {
             "buffer.train_batch_size": self.rows,
             "seed": config.seed,
@@ -145,13 +142,13 @@ class RolloutSource(BatchSource):
         self.store = open_run_store(config)
         self.name = config.trainer.name
         self.explorer = config.explorer.name
-        self.explorer_meta = JobLayout(config.job_dir).explorer_meta
-        self.archive = Archive(JobLayout(config.job_dir).archive)
+        self.explorer_meta = config.layout.explorer_meta
+        self.archive = Archive(config.layout.archive)
         self.rows = config.buffer.train_batch_size
         self.whole_step = takes_whole_step(config)
         self.timeout = buffer.max_read_timeout
         self.expert = expert
-        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.meta = config.layout.trainer_meta
         self.order = dict(order or {})
         self.strategy = make_strategy(
             algorithm.sample_strategy,
@@ -189,21 +186,8 @@ class RolloutSource(BatchSource):
     def present(self, total_steps: int) -> Iterator[None]:
         """Note in the store that the trainer begins, and every few seconds that it is still there."""
         self.store.begin(self.name, total_steps)
-        done = threading.Event()
-        noting = threading.Thread(target=self._keep_noting, args=(done,), name="presence", daemon=True)
-        noting.start()
-        try:
+        with present(partial(self.store.seen, TRAINER, self.name), "the trainer"):
             yield
-        finally:
-            done.set()
-            noting.join(SEEN_SECONDS)
-
-    def _keep_noting(self, done: threading.Event) -> None:
-        while not done.wait(SEEN_SECONDS):
-            try:
-                self.store.seen(TRAINER, self.name)
-            except (TransientFault, TrinityError) as fault:
-                log.warning("the trainer cannot record that it is at work: %s", fault)
 
     def end(self) -> None:
         """Note it in the store."""
@@ -221,7 +205,7 @@ class RolloutSource(BatchSource):
         """Return later batches to the queue and drop rows that newer policies sampled."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
-        warn_of_lost(self.store.rewind(step))
+        self.store.rewind(step)
         self.archive.rewind(step)
 
     def explorer_steps(self) -> dict[str, int]:
@@ -262,7 +246,7 @@ def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, 
         log.warning("%s: %s", buffer.name, warning)
     read = read_answers(buffer, encoder, kind, config.model.max_model_len)
     rejected = RejectedRows.of(config, config.trainer.name)
-    return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected, number=number)
+    return SupervisedSet.of(read, buffer.name, kind, config.seed, rejected_rows=rejected, number=number)
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:
@@ -311,7 +295,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
 
 def _taken(config: Config, each: int) -> TasksTaken:
     """The tasks of the run's train steps; another number than before holds after the checkpoint that is resumed."""
-    meta = JobLayout(config.job_dir).trainer_meta
+    meta = config.layout.trainer_meta
     sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": each}).items()}
     if set(sizes.values()) != {each}:
         resumed = latest_whole(config.job_dir) or 0

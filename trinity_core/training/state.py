@@ -86,7 +86,7 @@ def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_ran
     return deepspeed.zero.GatheredParameters(params, modifier_rank=modifier_rank)
 
 
-def shape_of(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...]:
+def whole_shape(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...]:
     """The whole shape of a parameter that ZeRO 3 may have partitioned."""
     return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
 

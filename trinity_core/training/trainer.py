@@ -27,7 +27,6 @@ from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.sync.shared_gpu import SharedGpu
 from trinity_core.sync.versions import run_versions
@@ -62,7 +61,7 @@ class Progress:
     """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
-    """Those of the last step."""
+    """Metrics of the last step."""
     waits: str = ""
     """What it waits for, in words; "": nothing, or not for long."""
 
@@ -116,7 +115,7 @@ class Trainer:
         self._is_offloaded = False
         self._config = config
         self.save_interval = config.trainer.save_interval
-        self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
+        self.metrics = MetricsFile(config.layout.root, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
         """What ended a wait for a batch or for the GPU; the steps before it are saved."""
@@ -124,7 +123,7 @@ class Trainer:
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
         self._copied_step = progress.step
-        """Of the last checkpoint: it is written, or will be."""
+        """Step of the last checkpoint, which is written or will be."""
         self._is_updated = False
         """The policy is known to be another than the one that the run began with."""
         self._signal = RewardSignal(is_absent=progress.step == 0)
@@ -389,7 +388,7 @@ def _note_algorithm(config: Config, step: int) -> None:
 
     It may differ unasked too, where the defaults of a newer version do.
     """
-    path, algorithm = JobLayout(config.job_dir).trainer_meta, to_dict(config.algorithm)
+    path, algorithm = config.layout.trainer_meta, to_dict(config.algorithm)
     noted = read_meta(path).get("algorithm", {}) if step else {}
     for key, value in algorithm.items():
         if key in noted and noted[key] != value:
@@ -402,7 +401,7 @@ def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
     """The GPU that an engine shares, once that has left it; None if there is none."""
     if not config.cluster.colocate:
         return None
-    gpu = SharedGpu(JobLayout(config.job_dir).gpu_lock, "trainer")
+    gpu = SharedGpu(config.layout.gpu_lock, "trainer")
     if not gpu.acquire(config.synchronizer.sync_timeout, stopping.is_set):
         raise TransientFault("the trainer was stopped before it had the GPU that it shares")
     return gpu

@@ -97,7 +97,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
 
     @app.get("/api/runs/{name:path}/samples/{source}/{step}")
     def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
-        """Those of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
+        """Samples of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
         left = read_samples(run_named(name).folder, source, step)
         right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
         return {"pairs": side_by_side(left, right)}
@@ -154,7 +154,7 @@ def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
 
 
 def _rollouts(run: ViewedRun, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of a group, from the store, or without tokens from the archive; none of a task that failed."""
+    """Rollouts of a group, from the store, or without tokens from the archive; none of a task that failed."""
     if not row["stored"]:
         steps, path = row["train_steps"][:1], run.layout.archive
         return [_archived(line) for step in steps for line in archived_rollouts(path, step, row["group"], row["id"])]

@@ -21,7 +21,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, InputError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.run_stores import open_store, runs_in, stores_of
+from trinity_core.runtime.find_stores import open_store, runs_in, stores_of
 from trinity_core.store.database import Database
 from trinity_core.store.schema import Tables
 from trinity_core.tracking.rollouts import rollouts_dir
@@ -43,7 +43,7 @@ class ViewedRun:
         self._database: Database | None = open_store(folder, store) if store else None
         self._lock = Lock()
         self.advantages = lru_cache(maxsize=8)(self._advantages)
-        """Of a group, by its id: computed once."""
+        """Advantages of a group, by its id: computed once."""
 
     @property
     def has_store(self) -> bool:

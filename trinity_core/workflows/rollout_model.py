@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
+from trinity_core.threads import call_in
 from trinity_core.workflows.rewards.base import Reward
 
 FinishReason = Literal["stop", "length", "prompt_too_long"]
@@ -86,6 +88,9 @@ def plain_message(answer: Completion) -> Message:
 class RolloutModel(Protocol):
     """A policy that answers. Implementations are safe to call from many workflows at once."""
 
+    loop: asyncio.AbstractEventLoop
+    """The event loop in which its coroutines run."""
+
     @property
     def tokenizer(self) -> Any:
         """The model's `transformers` tokenizer."""
@@ -145,27 +150,14 @@ class RolloutModel(Protocol):
         (`explorer.rollout_model.tool_call_parser`) and stand in `tool_calls`."""
 
     def chat_sync(
-        self,
-        messages: Sequence[Message],
-        n: int = 1,
-        tools: Sequence[Tool] | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        **sampling: Any,
+        self, messages: Sequence[Message], n: int = 1, tools: Sequence[Tool] | None = None, **named: Any
     ) -> list[Completion]:
         """`chat` for workflows with a plain `run`; call it from their thread, never from the event loop."""
+        return call_in(self.loop, self.chat(messages, n, tools, **named))
 
-    def generate_sync(
-        self,
-        prompt_tokens: Sequence[int],
-        n: int = 1,
-        *,
-        seeds: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        **sampling: Any,
-    ) -> list[Completion]:
+    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
         """`generate` for workflows with a plain `run`."""
+        return call_in(self.loop, self.generate(prompt_tokens, n, **named))
 
 
 class RecordingModel:

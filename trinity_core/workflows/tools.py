@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 ToolFn = Callable[..., Any]
 TOOLS: Registry[ToolFn] = Registry("tool", recipe="configs/tools")
-"""By the name that a task set's `workflow_args.tools` and the model call it: `@TOOLS.register("add")`."""
+"""Tools, by the name that a task set's `workflow_args.tools` and the model use: `@TOOLS.register("add")`."""
 ERROR = "error: "
 CALLS, ERRORS = "tool_calls", "tool_errors"
 KINDS = ("unknown", "arguments", "raised", "timeout", "limit")
-"""Of errors; each is a metric, `tool_errors/KIND`."""
+"""Kinds of errors; each is a metric, `tool_errors/KIND`."""
 _PARAMETER = re.compile(r"^(?::param\s+(?:[^:]*\s)?)?\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s+(.*)$")
 
 

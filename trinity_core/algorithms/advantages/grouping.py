@@ -23,7 +23,7 @@ ADVANTAGES: Registry[AdvantageFn] = Registry(
         "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies", "lengths", "penalties",
     ),
 )  # fmt: skip
-"""By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
+"""Name -> (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
 
 GroupIds: TypeAlias = "Tensor | Sequence[Hashable]"
 

@@ -88,6 +88,11 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     trust_remote_code: Flag = False
     """Run Python code that comes with the model."""
 
+    @property
+    def called(self) -> str:
+        """The name by which workflows, rewards and requests find it: `name`, or else its path."""
+        return self.name or self.model_path
+
 
 class ExternalModelConfig(Section):
     """An OpenAI-compatible endpoint that `mode: bench` and `trinity evaluate` score; the run has no engines then."""

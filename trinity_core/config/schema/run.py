@@ -31,6 +31,7 @@ from trinity_core.config.types import (
     Seed,
 )
 from trinity_core.files import expanded
+from trinity_core.layout import JobLayout
 from trinity_core.registry import registry_of
 
 
@@ -161,7 +162,7 @@ class Config(Section):
 
     @property
     def notices(self) -> tuple[Finding, ...]:
-        """What was said of the user's keys that have no effect here."""
+        """What was found about the user's keys that have no effect here."""
         return self._notices
 
     def as_written(
@@ -178,10 +179,21 @@ class Config(Section):
         config._of_stage = of_stage or {}
         return config
 
+    def noting(self, notices: Iterable[Finding]) -> Config:
+        """A copy with further notices."""
+        config = self.model_copy()
+        config._notices = (*self._notices, *notices)
+        return config
+
     @property
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
         return expanded(self.checkpoint_root_dir).absolute() / self.project / self.name
+
+    @property
+    def layout(self) -> JobLayout:
+        """The paths in that folder."""
+        return JobLayout(self.job_dir)
 
     @property
     def external_model(self) -> ExternalModelConfig | None:

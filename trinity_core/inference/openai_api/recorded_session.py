@@ -67,7 +67,7 @@ class RecordedSession:
     _answered: int = 0
     """Requests whose answers were kept."""
     _unread: list[Exchange] = field(default_factory=list)
-    """Those whose answers were kept, and may turn out not to have been read."""
+    """Exchanges whose answers were kept, and may turn out not to have been read."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _live: set[Exchange] = field(default_factory=set)
 
@@ -112,7 +112,7 @@ class RecordedSession:
 
     @property
     def digests(self) -> list[str]:
-        """Those of the recorded answers."""
+        """Digests of the recorded answers."""
         with self._lock:
             self._settle()
             return [call.digest for call in self._recorder.calls]
@@ -216,10 +216,10 @@ class Exchange:
     guided: bool = False
     """Whether its client wants the answer in a grammar."""
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
-    """By request and choice: the answers that are complete, or that were cut when the client went away."""
+    """Answers that are complete, or were cut when the client went away, by request and choice."""
     kept: bool = False
     connection: Connection | None = None
-    """Of its client; None: whatever is kept counts as read."""
+    """Connection of its client; None: whatever is kept counts as read."""
     delivered: bool = False
     """Whether the end of its response is sent while there is a client."""
     answer_number: int = 0
@@ -269,7 +269,7 @@ class Exchange:
                 loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """It is over; what was sampled and not kept is dropped."""
+        """End the exchange; what was sampled and not kept is dropped."""
         self.session._close(self)
 
 

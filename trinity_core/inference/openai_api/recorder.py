@@ -23,7 +23,7 @@ class Entry:
 
     call: Call
     following: Mapping[bytes, Message]
-    """By digest of setting and the beginning of its history: the message that came next."""
+    """The message that came next, by digest of setting and the history before it."""
     endings: Sequence[bytes]
     """Digests of its setting and all its history, for each spelling of the answer; empty if it cannot be continued."""
 
@@ -44,9 +44,9 @@ class Recorder:
 
     calls: list[Call] = field(default_factory=list)
     _answers: dict[bytes, Call] = field(default_factory=dict)
-    """By digest of setting and history, the answer included: the newest such call."""
+    """The newest call, by digest of setting and history, its answer included."""
     _next: dict[bytes, Message] = field(default_factory=dict)
-    """By digest of setting and the beginning of a history: the message that came after it last."""
+    """The message that came last, by digest of setting and the history before it."""
 
     def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
         """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.

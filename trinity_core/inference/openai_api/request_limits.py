@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect
 from trinity_core.inference.openai_api.session_auth import Refusal
 
 SECONDS = 60.0
-"""For a body to come: a request that stays half sent would keep its connection for ever."""
+"""Time for a body to come: a request that stays half sent would keep its connection for ever."""
 MOST_BYTES = 64 << 20
-"""Of any request; the longest conversations have a few million characters."""
+"""Bytes of any request; the longest conversations have a few million characters."""
 MOST_BYTES_OF_ONE = 1 << 20
-"""Of a request for a session, of feedback, and of tasks."""
+"""Bytes of a request for a session, of feedback, and of tasks."""
 MOST_DEPTH = 200
-"""Depth of brackets within brackets."""
+"""Greatest depth of nested brackets."""
 MOST_TOKENS = 65_000
 """Strings and brackets of a body: 10,000 messages of a role and a text, 6 each, and the rest of the request."""
 MOST_NUMBERS = 2_000_000

@@ -28,7 +28,7 @@ REMEMBERED = 100_000
 
 
 GREATEST = 1e6
-"""Of a reward or a metric, up or down: squares of greater ones overflow in the trainer's float32."""
+"""Limit on the size of a reward or a metric: squares of greater ones overflow in the trainer's float32."""
 Text = Annotated[str, Field(max_length=10_000)]
 Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 MetricName = Annotated[str, Field(max_length=100, pattern=r"^\w[\w\-. ]*(/\w[\w\-. ]*)*$")]
@@ -124,7 +124,7 @@ class ServedSessions:
 
     @property
     def judged(self) -> list[RecordedSession]:
-        """Those that have feedback and are in no explore step yet."""
+        """Sessions with feedback that are in no explore step yet."""
         with self._lock:
             return [mine.session for mine in self._judged]
 

@@ -26,22 +26,20 @@ from trinity_core.inference.openai_api.recorded_session import RecordedSession
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.session_auth import PREFIX, SessionAuth
 from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.settings import EngineSettings
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import poll_async
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from uvicorn import Server
-    from vllm.config import VllmConfig
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
-"""For vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
+"""Time for vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
 STOP_SECONDS = 5.0
 PORT_SECONDS = 60.0
-"""For a port to be free: workers outlive a raylet that was killed by half a minute and more."""
+"""Time for a port to be free: workers outlive a raylet that was killed by half a minute and more."""
 EVERYWHERE = "::"
 """All addresses of this machine, of IPv4 too."""
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
@@ -50,11 +48,19 @@ QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """How a model is served."""
+    """A model to serve: its engines, and how it is served."""
 
     names: tuple[str, ...]
     """Names by which requests may call it; the first is its own."""
     path: str
+    pool: EnginePool
+    max_model_len: int
+    stop_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """Plays no part: vLLM's server code computes nothing, but wants a number format."""
+    trust_remote_code: bool = False
+    speculative_config: Any = None
+    """Setting of the engines, if they speculate."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
@@ -68,21 +74,11 @@ class ServedModel:
     """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOnPool:
-    """A model to serve: its engines, and what they were started with."""
-
-    served: ServedModel
-    settings: EngineSettings
-    pool: EnginePool
-    stop_token_ids: tuple[int, ...] = ()
-
-
 @dataclass(eq=False)
 class ApiServer:
     """Serves models. Used in the event loop of their pools; `open` and `close` from any thread."""
 
-    models: Sequence[ModelOnPool]
+    models: Sequence[ServedModel]
     host: str = LOOPBACK
     port: int = 0
     """0: any free port."""
@@ -92,7 +88,7 @@ class ApiServer:
     """Queues of tasks that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
     served_sessions: ServedSessions | None = None
-    """Of mode `serve`: clients open sessions themselves, and give feedback."""
+    """Sessions of mode `serve`, which clients open and give feedback to."""
     _auth: SessionAuth = field(init=False, repr=False)
     _server: Server | None = None
     _served: Future[None] | None = None
@@ -163,9 +159,9 @@ class ApiServer:
     def _app(self, there: asyncio.AbstractEventLoop) -> FastAPI:
         from trinity_core.inference.openai_api.application import application
         from trinity_core.inference.openai_api.model_routes import model_application
-        from trinity_core.inference.openai_api.serving import ServedModels
+        from trinity_core.inference.openai_api.vllm_handlers import ModelHandlers, ServedModels
 
-        models = ServedModels([_served(model, there) for model in self.models])
+        models = ServedModels([ModelHandlers(model, there) for model in self.models])
         if self.served_sessions is not None:
             for session in self.served_sessions.sessions:  # those of an earlier process are open again
                 self.open(session)
@@ -214,32 +210,3 @@ def _reached_at(host: str) -> str:
     if host in ("", "0.0.0.0", EVERYWHERE):  # noqa: S104
         host = own_address()
     return f"[{host}]" if ":" in host else host
-
-
-def _served(model: ModelOnPool, there: asyncio.AbstractEventLoop) -> Any:
-    from trinity_core.inference.openai_api.client import PoolClient
-    from trinity_core.inference.openai_api.serving import Served
-
-    served, front = model.served, _front(model.settings)
-    client = PoolClient(front, model.pool, there, model.stop_token_ids, served.names[0], served.recorded)
-    # An engine that speculates refuses some arguments, and with them all requests that it was given at once. vLLM asks
-    # here only whether it does.
-    client.input_processor.speculative_config = model.settings.extra_engine_args.get("speculative_config")
-    return Served(served, client)
-
-
-def _front(settings: EngineSettings) -> VllmConfig:
-    """vLLM's configuration of a process that renders prompts and decodes answers but computes nothing."""
-    from vllm import AsyncEngineArgs
-    from vllm.config import VllmConfig
-
-    arguments = AsyncEngineArgs(
-        model=settings.model_path,
-        max_model_len=settings.max_model_len,
-        dtype=settings.compute_dtype,  # type: ignore[arg-type]
-        trust_remote_code=settings.trust_remote_code,
-        generation_config="vllm",
-    )
-    model = arguments.create_model_config()
-    model.quantization = None
-    return VllmConfig(model_config=model)

@@ -92,7 +92,7 @@ def unknown_model(config: Config, asked: AskedModel) -> str | None:
     """Why this model cannot be asked; None if it can."""
     if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
         return None
-    names = ", ".join([*(model.name or model.model_path for model in config.explorer.auxiliary_models), POLICY])
+    names = ", ".join([*(model.called for model in config.explorer.auxiliary_models), POLICY])
     return (
         f"names no model of this configuration ({names}). Add it to explorer.auxiliary_models, or give the base_url of "
         f"an OpenAI-compatible endpoint that has it (or set {BASE_URL})."

@@ -75,7 +75,7 @@ class TaskOperator:
 
 
 TASK_OPERATORS: Registry[type[TaskOperator]] = Registry("task operator", inputs=INPUTS)
-"""Those of its parameters that are named in `INPUTS` are given by whoever makes it; all others are arguments."""
+"""Parameters named in `INPUTS` are given by whoever makes an operator; all others are arguments."""
 
 
 def text_of(row: Row, key: str) -> str:

@@ -7,27 +7,30 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
-from trinity_core.config.findings import ConfigError, Finding, Report
+from trinity_core.config.findings import ConfigError, Finding, Report, Severity
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pipelines.checks import missing_names
+from trinity_core.pipelines.named_parts import missing_names
 from trinity_core.processes import cores
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
 from trinity_core.runtime.preflight.models import (
+    doubtful_template,
     missing_models,
     missing_packages,
-    template_notice,
     too_long_sequences,
     unknown_parser,
 )
@@ -37,9 +40,9 @@ from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
-"""On the machine of every run (`benchmarks/plan.py`)."""
+"""Memory of every run beside its engines and workers (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
-"""Of the process of each trainer worker that writes checkpoints; the memory that it writes is the worker's."""
+"""Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 
@@ -49,17 +52,33 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
     `is_first` is False for a stage that starts from the weights of the one before. If the run joins a Ray cluster
     (`cluster.ray_address`), only its folder is checked: models, data and ports are opened on the cluster's nodes.
     """
-    yield from _unopened(config, is_first)
+    yield from _errors(_opened(config, is_first, _encoder(config)))
     if not config.cluster.ray_address:
         yield from oversized(config)
 
 
-def check_opened(config: Config, report: Report) -> None:
-    """Report problems that keep a run from starting, with the file and line of the setting."""
+def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
+    """Report problems that keep a run from starting, with the file and line of the setting. What else `trinity
+    validate` says about the run goes into `remarks`, by its name."""
     if config.stages:
         return
-    look = _unopened if report.problems else unready  # a size follows from settings that are all in order
-    report.extend(look(config, report.stage in (None, "stages[0]")))
+    encoder = _encoder(config)
+    findings = [*_opened(config, report.stage in (None, "stages[0]"), encoder)]
+    if not report.problems and not config.cluster.ray_address:  # a size follows from settings that are all in order
+        findings += oversized(config)
+    report.extend(_errors(findings))
+    if remarks is not None and not report.problems:
+        findings += [*doubtful_template(config, encoder), *small_shared_memory(config)]
+        remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
+
+
+def _errors(findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.severity == "error")
+
+
+def _encoder(config: Config) -> Callable[[], ChatEncoder]:
+    """Loads the policy's tokenizer once, if it is needed."""
+    return cache(partial(policy_encoder, config.model))
 
 
 def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -115,8 +134,9 @@ class Validation:
 
 def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
     """Check a configuration and, unless `offline`, what it names."""
+    remarks: dict[str, list[Finding]] = {}
     try:
-        config = (load_checked if offline else load_ready)(path, overrides)
+        config = load_checked(path, overrides, None if offline else partial(check_opened, remarks=remarks))
     except ConfigError as error:
         return Validation(False, [], error.problems)
     listed = [
@@ -126,37 +146,26 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
             "algorithm": stage.algorithm.algorithm_type,
             "mode": stage.mode,
             "job_dir": str(stage.job_dir),
-            "notices": [*notices(stage), *([] if offline else _notices_when_opened(stage))],
+            "notices": [*notices(stage), *map(str, remarks.get(stage.name, ()))],
         }
         for stage in stages(config)
     ]
     return Validation(not offline and not config.cluster.ray_address, listed, [])
 
 
-def _notices_when_opened(config: Config) -> list[str]:
-    elsewhere = [
-        f"{finding.key}: {finding.message}" for finding in absent_secrets(config) if config.cluster.ray_address
-    ]
-    here = (
-        []
-        if config.cluster.ray_address
-        else [f"{finding.key}: {finding.message}" for finding, _ in long_prompts(config)]
-    )
-    return [notice for notice in (template_notice(config), shared_memory_notice(config), *elsewhere, *here) if notice]
-
-
-def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
+def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+    """What this machine shows of a run, its size left out."""
     yield from unwritable_folders(config)
+    yield from absent_secrets(config)
     if config.cluster.ray_address:
         return
     yield from missing_models(config, is_first)
     yield from missing_packages(config)
     yield from too_long_sequences(config)
-    yield from unknown_parser(config)
+    yield from unknown_parser(config, encoder)
     yield from missing_names(config)
-    yield from absent_secrets(config)
     yield from unusable_data(config, is_first)
-    yield from (finding for finding, refused in long_prompts(config) if refused)
+    yield from long_prompts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
 
@@ -194,9 +203,12 @@ def folder_fault(folder: Path) -> str:
 def absent_secrets(config: Config) -> Iterator[Finding]:
     """Variables that commands of rollouts are to see, and that neither this environment nor `explorer.env_vars` has.
 
-    The explorer of a run on this machine inherits this environment; in a joined cluster it may have another.
+    The explorer of a run on this machine inherits this environment; in a joined cluster it may have another, so that
+    this is a warning.
     """
-    where = "the environment of this machine" if config.cluster.ray_address else "this environment"
+    joined = bool(config.cluster.ray_address)
+    where = "the environment of this machine" if joined else "this environment"
+    severity: Severity = "warning" if joined else "error"
     trained = training_tasksets(config) if config.explores else []
     for key, taskset in [*trained, *eval_tasksets(config)] if config.mode != "train" else []:
         secrets = taskset.workflow_args.get("secrets")
@@ -204,7 +216,7 @@ def absent_secrets(config: Config) -> Iterator[Finding]:
             continue  # other faults of the arguments have been found
         if absent := [name for name in secrets if name not in os.environ and name not in config.explorer.env_vars]:
             message = f"{where} has no variable {', '.join(map(str, absent))}: export it where the explorer runs."
-            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message)
+            yield Finding(f"{key}.workflow_args.secrets", list(secrets), "missing", message, severity=severity)
 
 
 def busy_port(config: Config) -> Iterator[Finding]:
@@ -285,6 +297,12 @@ def shared_memory_notice(config: Config) -> str:
         return ""
     (stage,) = plans_of(config)
     return shared_memory_shortage(stage, room_for(config.job_dir))
+
+
+def small_shared_memory(config: Config) -> Iterator[Finding]:
+    """`shared_memory_notice` as a finding."""
+    if notice := shared_memory_notice(config):
+        yield Finding("", None, "unavailable", notice, severity="notice")
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.config.findings import Finding
+from trinity_core.config.findings import Finding, Severity
 from trinity_core.config.paths import PIPELINE, reads_output, uses_pipeline
 from trinity_core.config.rules.tasks import JOINED_INPUTS, eval_tasksets, training_tasksets
 from trinity_core.config.schema import ExperienceInputConfig
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.data import formats
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems
-from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
-from trinity_core.store.earlier import find_rollouts
+from trinity_core.store.earlier_rollouts import find_rollouts
 
 ROWS = 16
 """Rows that are read of each data set. Bad ones among them are no problem: a run rejects them."""
@@ -57,17 +57,17 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
                 yield from _unusable(key, buffer, partial(_answers, buffer, read), buffer.name)
 
 
-def long_prompts(config: Config) -> Iterator[tuple[Finding, bool]]:
-    """The training task sets of which first rows have a prompt that is too long, and whether that keeps a run from
-    starting: the set has no other rows, and truncation was not asked for. Of a policy in a local folder, and of local
-    data; not where workflows may use the OpenAI API, which the context alone limits."""
+def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+    """The training task sets of which first rows have a prompt that is too long: an error if the set has no other rows,
+    and truncation was not asked for. Of a policy in a local folder, whose `encoder` is loaded if it is needed, and of
+    local data; not where workflows may use the OpenAI API, which the context alone limits."""
     model = config.model
     if config.mode == "train" or not config.explores or config.external_model or not Path(model.model_path).is_dir():
         return
     if config.explorer.rollout_model.enable_openai_api:
         return
     try:
-        check = PromptCheck(policy_encoder(model), model.max_prompt_tokens)
+        check = PromptCheck(encoder(), model.max_prompt_tokens)
     except (DataError, OSError, ValueError):
         return  # no template or no tokenizer, which others tell
     for _, taskset in training_tasksets(config):
@@ -86,7 +86,7 @@ def long_prompts(config: Config) -> Iterator[tuple[Finding, bool]]:
             yield _too_long(config, taskset, too_long, len(rows))
 
 
-def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> tuple[Finding, bool]:
+def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError], read: int) -> Finding:
     cuts = config.model.enable_prompt_truncation
     asked = cuts and config.written(TRUNCATION) is not None
     then = f"are cut, and nothing is sampled for them ({TRUNCATION})" if cuts else "are rejected"
@@ -94,8 +94,8 @@ def _too_long(config: Config, taskset: TasksetConfig, too_long: list[DataError],
         f"{len(too_long)} of the first {read} rows of {taskset.path} have longer prompts, which {then}. "
         f"First: {too_long[0]}. Raise it, leave such rows out, or write `{TRUNCATION}: true` if that is meant."
     )
-    finding = Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message)
-    return finding, len(too_long) == read < ROWS and not asked
+    severity: Severity = "error" if len(too_long) == read < ROWS and not asked else "warning"
+    return Finding(MAX_PROMPT, config.model.max_prompt_tokens, "conflict", message, severity=severity)
 
 
 def _unusable(

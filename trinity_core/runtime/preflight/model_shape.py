@@ -33,7 +33,7 @@ class Latent:
 
     @classmethod
     def of(cls, text: dict[str, Any]) -> Latent | None:
-        """By the language model's part of a config.json; None for any other attention."""
+        """Read from the language model's part of a config.json; None for any other attention."""
         if not text.get("kv_lora_rank") or not text.get("qk_nope_head_dim"):
             return None
         values = text.get("v_head_dim") or int(text["hidden_size"]) // int(text["num_attention_heads"])
@@ -46,7 +46,7 @@ class ModelShape:
     """The sizes of a decoder-only transformer. Parameters are numbers, not bytes."""
 
     parameters: int
-    """All that are stored; tied embeddings once."""
+    """Parameters that are stored; tied embeddings count once."""
     layers: int
     hidden: int
     intermediate: int
@@ -54,7 +54,7 @@ class ModelShape:
     heads: int
     kv_heads: int
     channels: int
-    """Of one head."""
+    """Channels of one head."""
     vocabulary: int
     tied: bool
     """The output embeddings are the input embeddings."""
@@ -81,7 +81,7 @@ class ModelShape:
 
 
 NF4_BYTES = 0.52
-"""Of a weight in 4 bits, with its share of the scales of its block (arXiv 2305.14314, section 3)."""
+"""Bytes of a weight in 4 bits, with its share of the scales of its block (arXiv 2305.14314, section 3)."""
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraConfig | None) -> int:
@@ -170,7 +170,7 @@ BIASES_AND_NORMS: dict[str, Callable[[ModelShape], int]] = {
     "qwen2": lambda shape: shape.queries + 2 * shape.keys,  # biases of q, k and v
     "qwen3": lambda shape: 2 * shape.channels,  # norms of q and k
 }
-"""By `model_type`: parameters of a layer besides its matrices and two norms. Tests compare them with transformers."""
+"""Parameters of a layer besides matrices and two norms, by `model_type`. Tests compare them with transformers."""
 
 
 def counted(config: dict[str, Any], shape: ModelShape) -> int | None:

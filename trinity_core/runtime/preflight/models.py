@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,9 @@ from typing import Any, Literal
 from trinity_core.checkpoints.adapters import start_fault
 from trinity_core.config import Config, LoraConfig
 from trinity_core.config.findings import Finding
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import looks_local
-from trinity_core.data.tokenizer import endless_answers, policy_encoder
+from trinity_core.data.tokenizer import endless_answers
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import expanded
 from trinity_core.inference.tool_parsing import asks_template, parser_of
@@ -87,21 +88,22 @@ def missing_packages(config: Config) -> Iterator[Finding]:
         yield Finding("model.lora_configs[0].load_in_4bit", True, "missing", message)
 
 
-def template_notice(config: Config) -> str:
-    """A warning about the tokenizer or chat template of a policy in a local folder; "" for most."""
+def doubtful_template(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
+    """A warning about the tokenizer or chat template of a policy in a local folder, whose `encoder` is loaded."""
     model = config.model
     if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
-        return ""
+        return
     try:
-        notice = endless_answers(policy_encoder(model))
+        doubt = endless_answers(encoder())
     except DataError:  # a model without a template is fine for training on what others sampled
-        return ""
+        return
     except (OSError, ValueError) as error:
-        return f"The tokenizer of {model.model_path} cannot be loaded: {error}"
-    return f"{notice[0].upper()}{notice[1:]}." if notice else ""
+        doubt = f"the tokenizer of {model.model_path} cannot be loaded: {error}"
+    if doubt:
+        yield Finding("model", None, "invalid", f"{doubt}.", severity="warning")
 
 
-def unknown_parser(config: Config) -> Iterator[Finding]:
+def unknown_parser(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
     """Report a tool-call parser that is to be taken from the chat template in a local folder, which implies none."""
     model = config.model
     if config.external_model or config.mode == "train" or not asks_template(config):
@@ -109,7 +111,7 @@ def unknown_parser(config: Config) -> Iterator[Finding]:
     if not Path(model.model_path).is_dir():
         return
     try:
-        parser_of(policy_encoder(model))
+        parser_of(encoder())
     except (DataError, OSError, ValueError):
         return  # no template or no tokenizer, which others tell
     except TrinityError as error:

@@ -36,7 +36,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
-from trinity_core.sync.versions import kept_versions
+from trinity_core.sync.versions import version_count
 from trinity_core.workflows.rewards.pool import usual_workers
 
 MIB = 1 << 20
@@ -46,11 +46,11 @@ ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measur
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
-"""Of the machine's memory, for a process on a GPU."""
+"""Host memory of a process on a GPU."""
 SAMPLER_COPIES = 6
-"""Of the logits of a step, float32: raw, by temperature, log-probs and what these are computed with."""
+"""Copies of a step's logits, float32: raw, by temperature, log-probs and what these are computed with."""
 ROW_BYTES = 13
-"""Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
+"""Bytes of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
 ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
@@ -64,23 +64,23 @@ class ProcessEstimate:
     """`engine`, `trainer worker`, `reward worker`, or `auxiliary engine` with its model."""
     number: int
     gpus: float
-    """Of each; a fraction shares a GPU, 0 computes on the CPU."""
+    """GPUs of each process; a fraction shares a GPU, 0 computes on the CPU."""
     threads: int
     """OpenMP threads of each."""
     memory: tuple[Need, ...] | None = None
     """The peak of each: of a GPU's memory, or on the CPU of the machine's. None where it cannot be estimated."""
     unknown: str = ""
-    """Why it cannot be."""
+    """Why `memory` cannot be estimated."""
     least: tuple[Need, ...] = ()
-    """Of an engine on a GPU: what its share of the GPU must hold at least."""
+    """What an engine's share of the GPU must hold at least."""
     host: tuple[Need, ...] = ()
-    """Of a process on a GPU: its peak of the machine's memory, shared memory left out."""
+    """Peak host memory of a process on a GPU, without shared memory."""
     reading: int = 0
     """Bytes of the machine's memory that one of them takes to read the model, before all else."""
     shared_memory: int = 0
     """Bytes in /dev/shm of all of them together."""
     resting: tuple[Need, ...] = ()
-    """Of the GPU's memory, while the other side has it; only where they use it one at a time (`cluster.colocate`)."""
+    """GPU memory held while the other side has the GPU; only where they use it one at a time (`cluster.colocate`)."""
 
     @property
     def bytes(self) -> int | None:
@@ -109,7 +109,7 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         settings = auxiliary_engine(config, model, placement.on_gpu)
         prompt = model.max_prompt_tokens or settings.max_model_len
         memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
-        kind = f"{AUXILIARY} {model.name or model.model_path}"
+        kind = f"{AUXILIARY} {model.called}"
         process = _process(kind, model.engine_num, gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, settings, model.model_path))
     if placement.trainers:
@@ -127,7 +127,7 @@ def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
 def _on_gpu(
     process: ProcessEstimate, settings: EngineSettings, model: str, lora: LoraConfig | None = None, sleeps: bool = False
 ) -> ProcessEstimate:
-    """The same with the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work."""
+    """Add the host memory of an engine on a GPU; `sleeps`: it releases the GPU while others work."""
     if not settings.on_gpu:
         return process
     shape = shape_of(model)
@@ -260,7 +260,7 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     slots = 0
     if SYNC_METHODS[config.synchronizer.sync_method].one_node and not config.is_supervised:
-        kept = kept_versions(config)
+        kept = version_count(config)
         published = (config.buffer.total_steps or kept) // SyncSchedule.of(config).publish_every + 1
         slots = min(kept + 1, published)
     reference = None
@@ -322,13 +322,13 @@ class Room:
     """Bytes of one node."""
 
     memory: int
-    """All of it, whoever uses it now."""
+    """Total host memory, whoever uses it now."""
     gpu_memory: int
-    """Of the smallest GPU; 0 without any."""
+    """Memory of the smallest GPU; 0 without any."""
     disk: int
     """Free where the run writes, and what the run has written already."""
     shared_memory: int = sys.maxsize
-    """Of /dev/shm."""
+    """Size of /dev/shm."""
 
 
 def room_for(job_dir: Path) -> Room:

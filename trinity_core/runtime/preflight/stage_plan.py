@@ -38,7 +38,7 @@ from trinity_core.runtime.preflight.steps import (
 )
 
 Row = tuple[str, str]
-"""Of the table of estimates: bytes, and what takes them."""
+"""Row of the table of estimates: bytes, and what takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StagePlan:
     sampled_tokens_a_step: int | None
     """At most, with one turn a rollout: every response as long as `max_response_tokens`."""
     sampled_tokens: int | None
-    """The same of all steps."""
+    """Sum over all steps."""
     experiences_a_step: int | None
     eval_interval: int | None
     save_interval: int | None
@@ -156,9 +156,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
-        eval_sets=tuple(taskset.name or "" for taskset in config.buffer.explorer_input.eval_tasksets)
-        if evaluates
-        else (),
+        eval_sets=tuple(taskset.name for taskset in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
         evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
         saves=saves(config, steps) if steps and trains else None,
         syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,

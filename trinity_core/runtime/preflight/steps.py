@@ -18,7 +18,7 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
 
 MOST_BYTES = 64 << 20
-"""Of data files that are read: about a second's worth."""
+"""Limit on data files that are read: about a second's worth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,11 +81,11 @@ def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """Those of one worker in one step."""
+    """Micro-batches of one worker in one step."""
 
     count: int
     tokens: int
-    """That the largest one passes through the model; a shared prompt counts once."""
+    """Tokens that the largest one passes through the model; a shared prompt counts once."""
     targets: int
     """Tokens with a loss in the largest one."""
     rows: int
@@ -101,12 +101,12 @@ def shared_micro_batches(
 ) -> MicroBatches:
     """A worker's part of the micro-batches where `sharing` workers share each."""
     wide = settings.model_copy(update={"max_tokens": settings.max_tokens * sharing})
-    whole = micro_batches(config, wide, max(workers // sharing, 1))
+    whole = worst_micro_batches(config, wide, max(workers // sharing, 1))
     tokens, targets, rows = (-(-count // sharing) for count in (whole.tokens, whole.targets, whole.rows))
     return replace(whole, tokens=tokens, targets=targets, rows=rows)
 
 
-def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
+def worst_micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
     """The micro-batches of the worker that has the largest one."""
     prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
     rows = config.buffer.train_batch_size
@@ -170,11 +170,11 @@ class TrainedModel:
     offloaded: bool = False
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
     weights_offloaded: bool = False
-    """So are the weights that this worker keeps, under ZeRO 3."""
+    """The weights that this worker keeps are in the machine's memory too, under ZeRO 3."""
     colocated: bool = False
-    """On a GPU: all of it moves to the machine's memory while an engine has the GPU (`cluster.colocate`)."""
+    """True if all GPU memory moves to the machine's while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
-    """It computes log-probs; a critic computes one value a token."""
+    """True if it computes log-probs; a critic computes one value a token."""
     lora: LoraConfig | None = None
     """The adapter that alone is trained."""
 
@@ -235,7 +235,7 @@ class TrainedModel:
         return self.on_gpu and self.weights_offloaded and self.stage == 3
 
     def on_host(self) -> Need:
-        """Of the machine's memory, for a worker on a GPU: what is offloaded, and a file of a checkpoint."""
+        """Host memory of a worker on a GPU: what is offloaded, and a file of a checkpoint."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded
         offloaded += self.width * self.kept * self.holds_weights_on_host

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,6 +130,8 @@ class Hosts:
 
     idle: dict[Where, list[ProcessEnvironment]] = field(default_factory=dict)
     _used: Counter[Where] = field(default_factory=Counter)
+    _taken: dict[ProcessEnvironment, Callable[[], None]] = field(default_factory=dict)
+    """By each process in use, what notes that its rollout has given it back."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(
@@ -145,6 +147,7 @@ class Hosts:
 
         Rollouts wait their turn, `queueing` being open, while others give processes back. Raises EnvironmentFailed if
         none does for `patience` seconds, or if it is `given_up` (`give_up`), or `queueing` over, before its turn.
+        Once `queueing` is given up, the process is ended.
         """
         given_up, queueing = given_up or threading.Event(), queueing or BusyTimer()
         with self._changed, queueing if self._used[where] >= most else nullcontext():
@@ -156,12 +159,15 @@ class Hosts:
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None
         with on_failure(partial(self._release, where)):
-            if kept is not None and kept.alive:
-                kept.time_limit = time_limit
-                return kept
-            if kept is not None:
+            if kept is not None and not kept.alive:
                 kept.close()
-            return ProcessEnvironment(where, time_limit)
+                kept = None
+            environment = kept or ProcessEnvironment(where, time_limit)
+        environment.time_limit = time_limit
+        end = partial(self.give, environment, False)
+        self._taken[environment] = partial(queueing.let_go, end)
+        queueing.hold(end)
+        return environment
 
     def give_up(self, given_up: threading.Event) -> None:
         """End the `take` that was called with `given_up`, unless its turn has come."""
@@ -170,10 +176,14 @@ class Hosts:
             self._changed.notify_all()
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
-        """Take a process back; one that is not to be used again is ended.
+        """Take a process back; one that is not to be used again is ended. Nothing happens if it has been given back.
 
         Raises subprocess.TimeoutExpired if it cannot be ended.
         """
+        given_back = self._taken.pop(environment, None)
+        if given_back is None:
+            return
+        given_back()
         try:
             if reusable:
                 with self._changed:
@@ -212,4 +222,4 @@ class Hosts:
 
 
 HOSTS = Hosts()
-"""Of this process. They end with it (`children.py`)."""
+"""Environment hosts of this process, which end with it (`children.py`)."""

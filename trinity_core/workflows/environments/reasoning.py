@@ -28,7 +28,7 @@ DATA = (
     ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call,
 )  # fmt: skip
 LARGEST_EXPONENT = 100
-"""Of a number, and of all powers of powers together: `9**9**9` would take for ever."""
+"""Greatest exponent of a number, and of all powers of powers together: `9**9**9` would take for ever."""
 
 
 def is_evaluable(answer: str) -> bool:
@@ -110,7 +110,7 @@ class ReasoningGym:
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
 def imported(name: str) -> Any:
@@ -176,12 +176,12 @@ def reasoning_gym_reward(
 
 
 def verifier(dataset: str) -> Score:
-    """That of a generator."""
+    """The verifier of a generator's data set."""
     return guarded(dataset, imported("reasoning_gym_reward").get_score_answer_fn(dataset))
 
 
 def guarded(dataset: str, score: Score) -> Score:
-    """The same, but 0 for an answer that the verifier would run as a program."""
+    """`score`, but 0 for an answer that the verifier would run as a program."""
     if dataset not in EVALUATED:
         return score
     return lambda answer, entry: score(answer, entry) if is_evaluable(answer) else 0.0

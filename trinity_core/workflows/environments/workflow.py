@@ -62,7 +62,7 @@ class EnvArguments(Arguments):
     """With `step_wise`: each turn's reward is the return from there on, or that of the whole rollout, which algorithms
     that judge a run by its last turn compare."""
     discount: float = Field(1.0, ge=0, le=1)
-    """Of the returns of `step_wise`, a turn."""
+    """Discount of the returns of `step_wise`, a turn."""
     process: bool | None = None
     """Run in a separate process; None: if the environment's class asks for one."""
     python: str | None = None
@@ -85,7 +85,7 @@ class EnvArguments(Arguments):
 
     @property
     def all_arguments(self) -> dict[str, Any]:
-        """Those of the environment's class."""
+        """Arguments of the environment's class."""
         return self.environment_args
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class Episode:
 
     @property
     def rewards(self) -> list[float]:
-        """Of each turn."""
+        """Rewards of the turns."""
         return [step.reward for step in self.steps]
 
     @property

@@ -11,7 +11,7 @@ from trinity_core.registry import Registry
 
 Parts = dict[str, float]
 ROUNDING = 1e-6
-"""By which an accuracy may miss the range from 0 to 1, as a mean of floats does; it is clamped."""
+"""How far an accuracy may miss the range from 0 to 1, as a mean of floats does; it is clamped."""
 VERIFIER_ERRORS = "verifier_errors"
 """The metric of an experience that is 1 if no verifier could judge it; such experiences carry no loss."""
 

@@ -77,7 +77,7 @@ def math_boxed_reward(
 def boxed_fast(
     *, response: str, truth: Any, with_think: bool = False, format_score_coef: float = 0.1, **_: Any
 ) -> Parts | None:
-    """The same verdict without a verifier: no boxed answer, or two plain integers."""
+    """Give `math_boxed_reward`'s verdict without a verifier: no boxed answer, or two plain integers."""
     right = plain_verdict(boxed_answer(response), boxed_reference(truth))
     return None if right is None else _with_format(right, response, with_think, format_score_coef)
 

@@ -45,7 +45,7 @@ def reward_of(functions: Functions) -> RewardFn:
 
 
 def accepted(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `names` that the function takes. Raises TypeError if it needs others."""
+    """The entries of `names` that the function takes. Raises TypeError if it needs others."""
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = {parameter.name: names[parameter.name] for parameter in parameters if parameter.name in names}

@@ -41,7 +41,7 @@ GROUP = (
     'first. Conclude with JSON on a line of its own, one score for each response in their order: {"scores": [0.2, 1]}.'
 )
 USUAL_CRITERIA = "Whether the response is correct, complete and to the point."
-"""Of rows without a rubric."""
+"""Rubric of rows that have none."""
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 

@@ -144,7 +144,7 @@ def math_reward(
 def math_fast(
     *, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
 ) -> Parts | None:
-    """The same verdict without a verifier: no declared answer, or two plain integers."""
+    """Give `math_reward`'s verdict without a verifier: no declared answer, or two plain integers."""
     gold = reference(truth)
     answer = final_answer(response)
     right = plain_verdict(answer, gold)

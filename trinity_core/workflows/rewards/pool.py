@@ -93,7 +93,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
 MOST_WORKERS = 16
-"""By default: each may take `RewardPool.memory_gib` of the machine, and all of them start with the first answers."""
+"""Greatest default number: each may take `RewardPool.memory_gib`, and all of them start with the first answers."""
 MAX_STARTS = 3
 """Workers in a row that may die while they start, before the run fails."""
 
@@ -110,7 +110,7 @@ class RewardRunner(Protocol):
         """One reward for each item, in their order."""
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
-        """The same, for workflows that run in a thread."""
+        """`score` for workflows that run in a thread."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ FIRST_UID = 1 << 20
 """Users of root's sandboxes: one for each, by the process that starts it, that own nothing."""
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
-"""For a sandbox to begin; 30 ms on quiet cores."""
+"""Time for a sandbox to begin; 30 ms on quiet cores."""
 BUSY = 10
 """A lone program that waits for a CPU may take this many times its limit; then the machine is too busy to judge."""
 
@@ -55,7 +55,7 @@ class CodeLimits:
     seconds: float = 6.0
     """Time, waits for a CPU not counted."""
     memory_bytes: int = 1 << 30
-    """Of all its processes together."""
+    """Memory of all its processes together."""
     disk_bytes: int = 64 << 20
     processes: int = 16
     output_bytes: int = 16 << 20

@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from vllm import RequestOutput
+from vllm import AsyncEngineArgs, RequestOutput
+from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
@@ -67,7 +68,7 @@ NEW_SEQUENCE = (
     "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
 )
 MOST_CHARACTERS = 2000
-"""Of a prompt; its end is what tells requests apart."""
+"""Characters of a prompt that are logged: from its end, which tells requests apart."""
 
 
 class Chat(OpenAIServingChat):
@@ -272,11 +273,15 @@ def add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
             call["function"][name] += function.get(name) or ""
 
 
-class Served:
-    """One model: vLLM's handlers of its requests."""
+class ModelHandlers:
+    """vLLM's handlers of the requests to one model, whose pool is used in the event loop `there`."""
 
-    def __init__(self, model: ServedModel, client: PoolClient) -> None:
+    def __init__(self, model: ServedModel, there: asyncio.AbstractEventLoop) -> None:
         self.model = model
+        client = PoolClient(_front(model), model.pool, there, model.stop_token_ids, model.names[0], model.recorded)
+        # An engine that speculates refuses some arguments, and with them all requests that it was given at once. vLLM
+        # asks here only whether it does.
+        client.input_processor.speculative_config = model.speculative_config
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
         self.models = OpenAIServingModels(client, paths)
         requests = RequestLog(client.renderer.get_tokenizer()) if model.log_requests else None
@@ -299,16 +304,30 @@ class Served:
         self.chat.default_sampling_params = self.completion.default_sampling_params = dict(model.sampling)
 
 
+def _front(model: ServedModel) -> VllmConfig:
+    """vLLM's configuration of a process that renders prompts and decodes answers but computes nothing."""
+    arguments = AsyncEngineArgs(
+        model=model.path,
+        max_model_len=model.max_model_len,
+        dtype=model.dtype,  # type: ignore[arg-type]
+        trust_remote_code=model.trust_remote_code,
+        generation_config="vllm",
+    )
+    config = arguments.create_model_config()
+    config.quantization = None
+    return VllmConfig(model_config=config)
+
+
 class ServedModels:
     """All models of a server; it stands for vLLM's three handlers, and passes a request to those of its model."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[ModelHandlers]) -> None:
         names = [name for one in served for name in one.model.names]
         if len(set(names)) != len(names):
             raise TrinityError(f"several models are served by one name: {', '.join(names)}; give each a name")
         self._served = served
 
-    def _of(self, name: str | None) -> Served:
+    def _of(self, name: str | None) -> ModelHandlers:
         """The model of that name; the first for a request that names none. Raises VLLMNotFoundError."""
         if name is None:
             return self._served[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import api_address_file
 from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
 from trinity_core.data.task_queue import queue_of
@@ -17,10 +18,8 @@ from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.recorded_session import SessionTerms
 from trinity_core.inference.openai_api.served_sessions import ServedSessions
-from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool, ServedModel
+from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.settings import EngineSettings
-from trinity_core.layout import JobLayout
 
 POLICY = "policy"
 """A name of the policy in requests, beside its model path."""
@@ -45,30 +44,29 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     models = []
     if is_policy_served(config):
         assert model.max_model_len is not None
-        front = _front(model.model_path, model.max_model_len, explorer.rollout_model, model.trust_remote_code)
-        served = ServedModel(
-            names=(POLICY, model.model_path),
-            path=model.model_path,
-            chat_template=configured_chat_template(model),
-            template_args=_thinking(model.enable_thinking),
-            sampling=tuple(sampling(config).items()),
-            **_parsing(explorer.rollout_model),
-        )
-        models.append(ModelOnPool(served, front, *policy))
+        models.append(
+            ServedModel(
+                (POLICY, model.model_path), model.model_path, policy[0], model.max_model_len, policy[1],
+                trust_remote_code=model.trust_remote_code,
+                chat_template=configured_chat_template(model),
+                template_args=_thinking(model.enable_thinking),
+                sampling=tuple(sampling(config).items()),
+                **_of_engines(explorer.rollout_model),
+            )
+        )  # fmt: skip
     for other, (pool, stops) in zip(explorer.auxiliary_models, auxiliary, strict=True):
         if other.enable_openai_api:
-            longest = other.max_model_len or model.max_model_len
-            assert longest is not None
-            served = ServedModel(
-                names=(other.name or other.model_path,),
-                path=other.model_path,
-                template_args=_thinking(other.enable_thinking),
-                recorded=False,
-                **_parsing(other),
-            )
-            front = _front(other.model_path, longest, other, other.trust_remote_code)
-            models.append(ModelOnPool(served, front, pool, stops))
-    buffer = JobLayout(config.job_dir).buffer
+            assert other.max_model_len is not None
+            models.append(
+                ServedModel(
+                    (other.called,), other.model_path, pool, other.max_model_len, stops,
+                    trust_remote_code=other.trust_remote_code,
+                    template_args=_thinking(other.enable_thinking),
+                    recorded=False,
+                    **_of_engines(other),
+                )
+            )  # fmt: skip
+    buffer = config.layout.buffer
     log = SessionLog(session_log_path(buffer, explorer.name))
     listening = (explorer.listen_address, explorer.api_port) if is_told(config) else (LOOPBACK, 0)
     server = ApiServer(models, *listening, log)
@@ -86,7 +84,7 @@ def served_sessions(config: Config, buffer: Path) -> ServedSessions:
         Journal(buffer / f"serving-{config.explorer.name}"),
         SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
         config.explorer.feedback_timeout,
-        config.algorithm.repeat_times or 1,
+        config.algorithm.repeat_times,
         ended=read_endings(buffer),
     )
 
@@ -115,17 +113,10 @@ def write_address(config: Config, server: ApiServer) -> None:
     write_json(path, {"base_url": server.base_url(), "api_key": server.key}, mode=0o600)
 
 
-def _front(path: str, max_model_len: int, model: RolloutModelConfig, trust_remote_code: bool) -> EngineSettings:
-    """Settings for a process that computes nothing: the number format plays no part in it."""
-    dtype = "float32" if model.dtype == "auto" else model.dtype
-    extra = dict(model.extra_engine_args)
-    return EngineSettings(
-        path, max_model_len, dtype=dtype, trust_remote_code=trust_remote_code, extra_engine_args=extra
-    )
-
-
-def _parsing(model: RolloutModelConfig) -> dict[str, Any]:
+def _of_engines(model: RolloutModelConfig) -> dict[str, Any]:
     return {
+        "dtype": dtype_of(model.dtype, on_gpu=False),
+        "speculative_config": model.extra_engine_args.get("speculative_config"),
         "tool_call_parser": model.tool_call_parser,
         "reasoning_parser": model.reasoning_parser,
         "enable_auto_tool_choice": model.enable_auto_tool_choice,

@@ -16,8 +16,8 @@ import numpy as np
 from sqlalchemy import select
 
 from trinity_core.config.paths import BACKUPS, DATABASES
-from trinity_core.config.public import without_password
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, ExperienceBufferConfig
+from trinity_core.config.secrets import without_password
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience, from_bytes, from_json, rollout_rewards, rollouts_of
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
@@ -175,7 +175,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
 
 
 def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
-    """Those that an explorer with `storage_type: file` wrote."""
+    """Rollouts that an explorer with `storage_type: file` wrote."""
     read = read_rows(path)
     yield from read.rejected
     for row, location in zip(read.rows, read.locations, strict=True):

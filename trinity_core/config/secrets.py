@@ -13,7 +13,7 @@ _SECRET_KEY = re.compile(
     r"(^|_)(api_?keys?|(private|access|secret|openai)_keys?|passwords?|passwd|secrets?|credentials?|auth|authorization"
     r"|bearer|(access|auth|bearer|hf|api)_?tokens?)($|_)|(^|_)token$|^keys?$|headers$"
 )
-"""Of a key in small letters with `_` between its words."""
+"""Pattern of a secret's key, in small letters with `_` between words."""
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
 """Between the words of `apiKey` and `X-Api-Key`."""
 _URL_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|secret|password)=)[^&#\s]+", re.IGNORECASE)

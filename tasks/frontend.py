@@ -22,15 +22,15 @@ from tasks.reports import (
 from tasks.retries import RETRIES, RETRY_DELAY, named_task, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
 from trinity_core.config import Config
-from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
 from trinity_core.runtime.faults import Stopped, is_cancelled
-from trinity_core.runtime.stage import Request, Stage
+from trinity_core.runtime.frontend import Frontend, Stoppable, raise_most_telling, wait_for_all
+from trinity_core.runtime.stage import Stage, StageRequest
 from trinity_core.runtime.verdicts import asks_person
 
 T = TypeVar("T")
 
 
-class PrefectAdapter(Adapter):
+class PrefectFrontend(Frontend):
     """Use it within a flow. Steps are closures: their values stay in this process."""
 
     report = LiveReport
@@ -40,7 +40,7 @@ class PrefectAdapter(Adapter):
         as_task = patient_task(name) if patient else named_task(name)
         return as_task(step)()
 
-    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+    def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
         results, stopped = list[T](), list[Stopped]()
 
@@ -106,7 +106,7 @@ class PrefectAdapter(Adapter):
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
-        """By Prefect's count of attempts at the flow run, or at the stage's subflow run."""
+        """True after the first attempt at the flow run, or at the stage's subflow run, by Prefect's count."""
         return bool(flow_run.run_count > 1)
 
     def announce(self, config: Config, stage: str) -> None:
@@ -130,4 +130,4 @@ class PrefectAdapter(Adapter):
         show_if_possible(lambda: show_summary(config, rest))
 
 
-PREFECT = PrefectAdapter()
+PREFECT = PrefectFrontend()

@@ -1,6 +1,6 @@
 """How the driver's steps are called and shown: here as plain functions, with progress in the log.
 
-`tasks.adapter` calls the same steps as Prefect tasks and subflows.
+`tasks.frontend` calls the same steps as Prefect tasks and subflows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.verdicts import with_verdicts
 
 if TYPE_CHECKING:
-    from trinity_core.runtime.stage import Request, Stage
+    from trinity_core.runtime.stage import Stage, StageRequest
 
 T = TypeVar("T")
 
@@ -33,16 +33,16 @@ class Stoppable(Protocol):
         """Raise the error, if any, that makes waiting useless."""
 
 
-class Adapter:
+class Frontend:
     """Calls each step as a plain function; shows log lines only."""
 
     report: type[ProgressReport] = ProgressReport
 
     def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
-        """The result of a step of that name. A `patient` one may be tried again where the adapter has retries."""
+        """The result of a step of that name. A `patient` one may be tried again where the frontend has retries."""
         return step()
 
-    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+    def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
         """Run one stage of several; its result."""
         return run()
 
@@ -78,7 +78,7 @@ class Adapter:
         """Show the results of a run, or of a whole pipeline."""
 
 
-PLAIN = Adapter()
+PLAIN = Frontend()
 
 
 def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
