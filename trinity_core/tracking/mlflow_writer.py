@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCORE = "eval/score"
-"""The metric by which checkpoints, and pipelines, are compared."""
 CHAMPION = "champion"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
@@ -229,7 +227,7 @@ class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
             return False
         version, score = versions[step], f"{value:.6g}"
         if version.tags.get("score") != score:
-            self._client.log_metric(self.run_id, SCORE, value, step=step, model_id=version.model_id)
+            self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
         scored = {step: version for step, version in versions.items() if "score" in version.tags}
         scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
@@ -400,8 +398,7 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Give the descriptions in the store beside the checkpoints, of runs and experiments, the addresses of
-    `trinity up`."""
+    """Put the addresses of `trinity up` into the store beside the checkpoints: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}
@@ -428,16 +425,14 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run as ended, if it has one; `scores`, of the first model and after each stage, become its
-    metric `eval/score`."""
+    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage."""
     _held.discard(job_dir)
-    kept = _noted(job_dir)
-    if not kept:
+    if not (kept := _noted(job_dir)):
         return
     try:
         client = open_client(kept["uri"], None, None, job_dir)
         for stage, score in enumerate(scores):
-            client.log_metric(kept["run_id"], SCORE, score, step=stage)
+            client.log_metric(kept["run_id"], "eval/score", score, step=stage)
         client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
