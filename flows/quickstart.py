@@ -20,7 +20,6 @@ from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.tracking.mlflow_writer import ui_command
 
 DEFAULT_OUT = Path("runs/quickstart")
 NOTE = "quickstart.json"
@@ -132,11 +131,11 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
         "steps": [steps],
         "time": [seconds],
         "checkpoint": [summary["checkpoint_dir"], shlex.join(["ls", "-R", shown(summary["checkpoint_dir"])])],
-        "model": [summary["hf_dir"], shlex.join([python, "-c", f"import transformers; print({model})"])],
-        "MLflow": [store, ui_command(store, python)] if store else ["not used (monitor.monitor_type)"],
+        "converted": [summary["hf_dir"], shlex.join([python, "-c", f"import transformers; print({model})"])],
+        "MLflow": [store or "not used (monitor.monitor_type)"],
         "curve": [curve, shlex.join([viewer, shown(curve)])] if curve and viewer else [str(curve)],
         "summary": [str(out / "summary.json")],
-        "pages": ["all of this, the rollouts and a form for runs of your own", f"{trinity} up"],
+        "pages": ["all of this in Studio and MLflow, the rollouts, and a form for runs of your own", f"{trinity} up"],
     }
     return "\n" + "\n".join(f"{name:11} " + "\n            ".join(lines) for name, lines in rows.items())
 

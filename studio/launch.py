@@ -20,9 +20,9 @@ from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 LOOK_SECONDS = 0.5
-"""Between looks at what a command says."""
+"""Time between looks at what a command says."""
 BEGIN_SECONDS = 60.0
-"""For a command to begin its run or report why it does not; a running command continues after that."""
+"""Time for a command to begin its run or report why it does not; a running command continues after that."""
 
 
 @dataclass(frozen=True, slots=True)

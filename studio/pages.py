@@ -17,7 +17,7 @@ from trinity_core.view.viewed_run import import_for_pages
 
 GIVEN = "given token"
 IDLE_SECONDS = 3.0
-"""From the first page until packages are imported for others, which slows down all that is drawn meanwhile."""
+"""Time from the first page until packages are imported for others, which slows down all that is drawn meanwhile."""
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }

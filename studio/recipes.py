@@ -22,6 +22,8 @@ HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
 FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
 """A value that a variable may replace."""
 COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
+FIRST = ("quickstart", "gsm8k", "gsm8k/one_gpu", "lora/one_gpu")
+"""Recipes for a first run, as README names them."""
 PARAGRAPH_END = re.compile(r"#(?:  |$)")
 
 
@@ -58,13 +60,16 @@ class Recipe:
 
 
 def recipes() -> list[Recipe]:
-    """All recipes: the quick start, those that need no GPU, the others. Files that cannot be read as one, which are
-    perhaps being written, are left out."""
+    """All recipes: those for a first run, those that need no GPU, the others.
+
+    Files that cannot be read as one, which are perhaps being written, are left out.
+    """
     files = sorted((project_files() / "configs").glob("*/[!.]*.yaml"))
     found = [recipe for file in files if (recipe := _recipe(file, file.stat().st_mtime_ns)) is not None]
     count = Counter(recipe.run for recipe in found)
     listed = [replace(recipe, is_part=count[recipe.run] > 1) for recipe in found]
-    return sorted(listed, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
+    places = {title: place for place, title in enumerate(FIRST)}
+    return sorted(listed, key=lambda recipe: (places.get(recipe.title, len(FIRST)), "no GPU" not in recipe.needs))
 
 
 @lru_cache(maxsize=256)

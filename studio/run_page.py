@@ -30,8 +30,8 @@ from trinity_core.view.viewed_run import RunFolders
 LOG_BYTES = 40_000
 """Bytes of a log that are shown, from its end."""
 STEP, MINUTES = "step", "minutes"
-NAMES = ("name", "ray_namespace")
-"""Keys that differ between any two runs."""
+NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
+"""Keys that differ between any two runs, or in how they are written."""
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
@@ -71,7 +71,7 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
         case "Commands":
             show_commands(run, settings)
         case _:
-            show_curves(stages or [run])
+            show_curves([run, *stages])
 
 
 def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
@@ -220,6 +220,9 @@ def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = [key for own in flat.values() for key in own]
     others = dict.fromkeys(key for key in keys if key not in NAMES)
+    if len({bool(config.get("stages")) for config in configs.values()}) > 1:
+        st.caption("Of a pipeline only its file is recorded: keys that are not in it are left out.")
+        others = {key: None for key in others if all(key in own for own in flat.values())}
     differing = [key for key in others if len({own.get(key) for own in flat.values()}) > 1]
     if not differing:
         st.caption("The configurations are the same.")

@@ -39,7 +39,7 @@ PREFECT_STATES = {
 SIDE_FLOWS = ("evaluate", "convert", "curate")
 """Flows that work beside the one that trains a run."""
 RECENT_STEPS = 20
-"""From which the time that is left is estimated."""
+"""Steps from which the time that is left is estimated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 
 HERE = ""
-"""In place of a deployment's id: a process on this machine."""
+"""Value in place of a deployment's id: a process on this machine."""
 KNOWN_SECONDS = 30
-"""For which the deployments of a flow are taken to be those that Prefect has told."""
+"""Time for which the deployments of a flow are taken to be those that Prefect has told."""
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 """What a start, a check or a measurement may raise."""
 VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0

@@ -122,7 +122,7 @@ def _present() -> tuple[FlowRun, int] | None:
 
 
 def _renew_retries_once() -> bool:
-    """At the first attempt of a run in this process; True if it is that, and the run has retries."""
+    """Renew the retries at a run's first attempt in this process; True if this is it, and the run has retries."""
     present = _present()
     if present is None or present[0].id in _RENEWED:
         return False

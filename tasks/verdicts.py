@@ -33,7 +33,7 @@ from trinity_core.runtime.verdicts import (
 from trinity_core.tracking.rollouts import markdown_text
 
 POLL_SECONDS = 5
-"""Between looks at whether the run was resumed."""
+"""Time between looks at whether the run was resumed."""
 WIDTH = 4000
 """Characters of an answer that are shown; its middle is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}

@@ -33,7 +33,7 @@ from trinity_core.processes import die_with_parent, run_queue_seconds, waits_for
 START_SECONDS = 120.0
 """To import a worker's packages and make its object: 1 to 3 s on quiet cores, far longer on busy ones."""
 END_SECONDS = 10.0
-"""For a child that was killed to be gone."""
+"""Time for a child that was killed to be gone."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
 """Seconds. Once a time limit has passed, a worker that waited for a CPU gets at least the former per look."""
 

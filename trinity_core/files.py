@@ -22,13 +22,13 @@ from trinity_core.waits import retry
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-"""In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
+"""Mark in the name of everything half written, `.<name>.tmp-<unique>`; nothing that is read ever has it."""
 
 ROOM_SECONDS, ROOM_PAUSE = 1200.0, 1.0
-"""For a person to free space on a full disk, which is less than others wait for the process that writes
+"""Time for a person to free space on a full disk, which is less than others wait for the process that writes
 (`max_read_timeout`); and between two attempts to write."""
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
-"""In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
+"""Parts of the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
 
 CHANGING_FOLDERS = threading.Lock()
 """Held by a thread that renames or removes a `global_step_N`: versions are published to folders that checkpoints, which

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_SECONDS = 3.0
-"""For children to close what they hold and end by themselves, once their parent asks no more."""
+"""Time for children to close what they hold and end by themselves, once their parent asks no more."""
 ROUNDS = 50
 """Looks for processes; each may have started others since the look before."""
 

@@ -29,7 +29,7 @@ from pathlib import Path
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
 ABANDONED = "abandoned"
-"""In the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
+"""Mark in the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
 ADAPTER = "lora_adapter"
 """The folder of a checkpoint's adapter, in that of its actor."""

@@ -24,9 +24,9 @@ LINGER_SECONDS = 30.0
 PIPELINE = "pipeline"
 """Held while a pipeline's stages run."""
 PROBE_SECONDS = 0.5
-"""For another process that only looks whether a lock is held, and holds it for that moment."""
+"""Time for another process that only looks whether a lock is held, and holds it for that moment."""
 POLL_SECONDS = 0.1
-"""Between two attempts to take a lock."""
+"""Time between two attempts to take a lock."""
 
 log = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}

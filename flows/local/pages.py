@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,8 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
     env = prefect_environment(root) | ({"PREFECT_API_URL": api_url} if api_url else {})
+    with suppress(OSError):  # Prefect makes its home, but no folder above it, and would warn
+        Path(env["PREFECT_HOME"]).expanduser().mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
 

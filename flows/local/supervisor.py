@@ -144,7 +144,7 @@ class Supervisor:
             )
 
     def _tell(self, run: FlowRun, text: str) -> None:
-        """In this process's log, and in the run's."""
+        """Log the text in this process and in the run."""
         log.warning(text)
         line = {"name": "trinity", "level": logging.WARNING, "message": text, "flow_run_id": str(run.id)}
         self._client.create_logs([line | {"timestamp": datetime.now(UTC).isoformat()}])

@@ -13,6 +13,8 @@ from unittest import mock
 
 import pytest
 
+from trinity_core.files import cache_folder
+
 SERVE = """
 import fcntl, sys
 from pathlib import Path
@@ -46,7 +48,23 @@ def shared_api(root: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all processes that share the tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(shared_folder: Path) -> Iterator[None]:
+    """What commands keep for later ones is kept for these tests alone; vLLM's own cache may be the user's."""
+    compiled = os.environ.get("VLLM_CACHE_ROOT") or str(cache_folder().with_name("vllm"))
+    own = {"XDG_CACHE_HOME": str(shared_folder / "cache"), "VLLM_CACHE_ROOT": compiled}
+    with mock.patch.dict(os.environ, own):
+        yield
+
+
+@pytest.fixture(scope="session")
+def prefect_api(shared_folder: Path) -> Iterator[str]:
     """Its address. Processes that share the tests share the API too."""
     from prefect.context import refresh_global_settings_context
     from prefect.events.worker import EventsWorker
@@ -55,8 +73,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     from flows.local.server import prefect_environment
 
-    own = tmp_path_factory.getbasetemp()
-    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "prefect"
+    root = shared_folder / "prefect"
     root.mkdir(exist_ok=True)
     with (root / "users").open("w") as users, mock.patch.dict(os.environ, prefect_environment(root)):
         fcntl.flock(users, fcntl.LOCK_SH)

@@ -54,6 +54,14 @@ def test_studio_needs_the_port_of_the_host_that_it_serves(tmp_path: Path, monkey
     assert refused.value.key == "--port"
 
 
+def test_studio_begins_in_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect makes its own home, but no folder above it."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setattr("os.execve", lambda program, command, env: Path(env["PREFECT_HOME"]).iterdir())
+    serve_studio(tmp_path, tmp_path / "run.yaml", None, LOOPBACK, free_port())
+
+
 def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:
     page = Page("studio", "Studio", free_port(), [sys.executable, "-c", "raise SystemExit('no such module')"])
     said: list[str] = []

@@ -57,13 +57,11 @@ def test_commands_can_be_pasted(out: Path) -> None:
     assert commands["time"] == ["base score 57 s  sft 2 s"]
     assert commands["checkpoint"][1] == """ls -R 'my runs/it'"'"'s'"""
     assert "model" in subprocess.check_output(commands["checkpoint"][1], shell=True, text=True)
-    python, option, program = shlex.split(commands["model"][1])
+    python, option, program = shlex.split(commands["converted"][1])
     assert Path(python).samefile(sys.executable) and option == "-c"
     compile(program, "pasted", "exec")
     assert """from_pretrained("my runs/it's/model")""" in program
-    python, *serve = shlex.split(commands["MLflow"][1])
-    assert Path(python).samefile(sys.executable)
-    assert serve == ["-m", "mlflow", "ui", "--backend-store-uri", summary(out)["mlflow_uri"]]
+    assert commands["MLflow"] == [summary(out)["mlflow_uri"]], "it is one of the pages"
     trinity, command = shlex.split(commands["pages"][1])
     assert Path(trinity).samefile(Path(sys.executable).with_name("trinity")) and command == "up"
 

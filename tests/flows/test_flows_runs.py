@@ -50,10 +50,10 @@ def model_and_data_beside_the_run(tmp_path: Path, tiny_folders: TinyFolders) -> 
 def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `use_standins` replaces is put back after each test."""
     import trinity_core.checkpoints.convert
-    import trinity_core.runtime.actors
+    from trinity_core.runtime.actors import Actors
 
     for name in REPLACED:
-        monkeypatch.setattr(trinity_core.runtime.actors, name, getattr(trinity_core.runtime.actors, name))
+        monkeypatch.setattr(Actors, name, getattr(Actors, name))
     convert = trinity_core.checkpoints.convert
     monkeypatch.setattr(convert, "convert_all", convert.convert_all)
 
@@ -61,24 +61,23 @@ def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_standins(fault: str = "") -> None:
     """Light actors in place of the real ones, in this process from now on."""
     import trinity_core.checkpoints.convert
-    import trinity_core.runtime.actors
+    from trinity_core.runtime.actors import Actors
 
     paths = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
 
-    def engines(cluster: Any, config: Any, placement: Any) -> list[Any]:
-        return [cluster.actor(standins.Engine, f"{config.name}/engine", env=paths)]
+    def engines(run: Any) -> list[Any]:
+        return [run.cluster.actor(standins.Engine, f"{run.config.name}/engine", env=paths)]
 
-    def explorer(cluster: Any, config: Any, *_: Any) -> Any:
-        return cluster.actor(standins.Explorer, f"{config.name}/explorer", config, fault, env=paths, concurrency=4)
+    def explorer(run: Any, *_: Any) -> Any:
+        name = f"{run.config.name}/explorer"
+        return run.cluster.actor(standins.Explorer, name, run.config, fault, env=paths, concurrency=4)
 
-    def trainers(cluster: Any, config: Any, placement: Any) -> list[Any]:
-        name = f"{config.name}/trainer"
-        return [cluster.actor(standins.Trainer, name, config, fault, env=paths, concurrency=4)]
+    def trainers(run: Any) -> list[Any]:
+        name = f"{run.config.name}/trainer"
+        return [run.cluster.actor(standins.Trainer, name, run.config, fault, env=paths, concurrency=4)]
 
-    trinity_core.runtime.actors.start_engines = engines
-    trinity_core.runtime.actors.start_explorer = explorer
-    trinity_core.runtime.actors.start_trainers = trainers
-    trinity_core.runtime.actors.keep = lambda *_: []
+    for name, standin in zip(REPLACED, (engines, explorer, trainers, lambda *_: []), strict=True):
+        setattr(Actors, name, standin)
     trinity_core.checkpoints.convert.convert_all = standins.convert
 
 

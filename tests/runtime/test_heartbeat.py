@@ -87,7 +87,7 @@ def test_a_run_that_is_cancelled_does_not_wait_for_nodes() -> None:
 def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.05)
     cluster: Any = None
-    trainers = Trainers(cluster, Config(), cluster, no_check, lambda: False)
+    trainers = Trainers(actors.Actors(cluster, Config(), cluster), no_check, lambda: False)
     trainers.workers = [silent("convert", "progress")]
     with pytest.raises(ProcessLost, match=r"trainer_0 has not answered for 0 s"):
         trainers.convert(3)

@@ -15,6 +15,7 @@ import torch
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.frontend import PLAIN
@@ -281,7 +282,7 @@ def test_rank_0_removes_the_weights_on_its_own_node(tmp_path: Path, monkeypatch:
     placement: Any = None
     monkeypatch.setattr("ray.get", lambda result, timeout: result)
     monkeypatch.setattr(Cluster, "alive", lambda _: True)
-    trainers = Trainers(Cluster(config, Machine(1, 0)), config, placement, lambda: None, lambda: False)
+    trainers = Trainers(Actors(Cluster(config, Machine(1, 0)), config, placement), lambda: None, lambda: False)
     trainers.remove_shared_weights()  # no worker has been started
     remove = TrainerWorker(config).remove_shared_weights
     trainers.workers = [SimpleNamespace(remove_shared_weights=SimpleNamespace(remote=remove))]
@@ -301,7 +302,7 @@ def test_engines_that_share_the_trainers_gpu_start_before_it(tmp_path: Path) -> 
             raise TrinityError("far enough")
 
     trainers = Trainers(
-        Recording(config, Machine(1, 1)), config, place(config, Machine(1, 0)), lambda: None, lambda: False,
+        Actors(Recording(config, Machine(1, 1)), config, place(config, Machine(1, 0))), lambda: None, lambda: False,
         lambda: order.append("engines are up"),
     )  # fmt: skip
     with pytest.raises(TrinityError):

@@ -24,6 +24,7 @@ from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost, WeightSource
 from trinity_core.runtime import actors, ray_worker
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
 from trinity_core.runtime.placement import Machine, place
@@ -65,10 +66,11 @@ def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.Monk
     cluster, ended = Cluster(config, Machine(1, 0)), Ended()
     monkeypatch.setattr(cluster, "kill", ended.kill)
     cluster._users = 2
-    assert actors.keep(cluster, config, placement, ["e"], []) == ["e"]
-    assert actors.keep(cluster, config, placement, [], ["t"]) == ["t"] and not ended
+    own = Actors(cluster, config, placement)
+    assert own.keep(["e"], []) == ["e"]
+    assert own.keep([], ["t"]) == ["t"] and not ended
     cluster._users = 1
-    assert actors.keep(cluster, config, placement, ["e"], ["t"]) == [], "no other stage can follow"
+    assert own.keep(["e"], ["t"]) == [], "no other stage can follow"
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -84,10 +86,11 @@ def test_kept_engines_take_the_adapter_out_or_load_the_model(lora: bool, monkeyp
         load=SimpleNamespace(remote=lambda source, version: loaded.append(source)),
         move_log=SimpleNamespace(remote=logs.append),
     )
-    cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), [engine])
+    own = Actors(cluster, config, placement)
+    cluster.leave("engines", own.engine_key(), [engine])
     monkeypatch.setattr(actors, "_are_ready", lambda cluster, kept, load: [load()])
     monkeypatch.setattr(actors, "results_of", lambda *_: None)
-    assert actors.start_engines(cluster, config, placement) == [engine]
+    assert own.start_engines() == [engine]
     assert loaded == [WeightSource("folder", "" if lora else str(Path("org/name").absolute()))]
     assert logs == [log_environment(config, engine_name(config, 0))]
 
@@ -105,10 +108,11 @@ def test_kept_engines_that_cannot_load_are_ended(
         raise error
 
     monkeypatch.setattr(actors, "take_over", load)
-    monkeypatch.setattr(actors, "_start_engine", lambda *_: "new")
-    cluster.leave("engines", actors.engine_key(actors.engine_settings(config, placement), placement), ["kept"])
+    monkeypatch.setattr(Actors, "_start_engine", lambda *_: "new")
+    own = Actors(cluster, config, placement)
+    cluster.leave("engines", own.engine_key(), ["kept"])
     with nullcontext() if replaced else pytest.raises(type(error)):
-        assert actors.start_engines(cluster, config, placement) == ["new"]
+        assert own.start_engines() == ["new"]
     assert ended == ["kept"]
 
 

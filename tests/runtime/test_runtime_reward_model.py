@@ -11,7 +11,7 @@ from raising import raising
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines
-from trinity_core.runtime import actors
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import close_cluster, open_cluster
 from trinity_core.runtime.placement import Machine, place
 
@@ -35,7 +35,7 @@ def test_a_reward_model_takes_one_gpu_each(reward_folder: Path, tmp_path: Path) 
     model = config.explorer.auxiliary_models[0].with_values({"tensor_parallel_size": 2})
     config = config.with_values({"explorer.auxiliary_models": [model]})
     with raising(TrinityError, key="explorer.auxiliary_models[0].tensor_parallel_size"):
-        actors.start_auxiliary(None, config, place(config, Machine(cpus=8, gpus=8)))
+        Actors(None, config, place(config, Machine(cpus=8, gpus=8))).start_auxiliary()
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_reward_models_actors_rate_and_their_loss_is_named(reward_folder: Path
     placement = place(config, Machine(cpus=2, gpus=0))
     cluster = open_cluster(config, 0)
     try:
-        [handles] = actors.start_auxiliary(cluster, config, placement)
+        [handles] = Actors(cluster, config, placement).start_auxiliary()
 
         async def rated() -> list:
             engines = RewardEngines(handles, "the judge", 120.0, 60.0)

@@ -12,7 +12,7 @@ import pytest
 from preflight_configs import config_of
 
 from trinity_core.runtime import actors
-from trinity_core.runtime.actors import start_trainers, trainer_environment, trainer_key
+from trinity_core.runtime.actors import Actors, trainer_environment, trainer_key
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.placement import Machine, place
 
@@ -50,5 +50,5 @@ def test_kept_workers_get_the_threads_of_the_next_stage(monkeypatch: pytest.Monk
     assert (alone.trainer_threads, beside.trainer_threads) == (8, 4)
     cluster = Cluster(config, machine)
     cluster.leave("trainers", trainer_key(alone), workers)
-    assert start_trainers(cluster, config, beside) is workers
+    assert Actors(cluster, config, beside).start_trainers() is workers
     assert renewed == [(workers, config, 4)]

@@ -223,6 +223,17 @@ def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
     assert not page.exception and "quickstart" in page.info[0].value
 
 
+def test_a_pipeline_is_compared_with_its_stage_by_the_keys_of_its_file(folder: Path) -> None:
+    def difference() -> None:
+        from studio.run_page import show_difference
+
+        stage = {"checkpoint_root_dir": "/runs", "seed": 1, "mode": "both", "stages": []}
+        show_difference({"whole": {"seed": 2, "checkpoint_root_dir": "runs", "stages": [{"a": 1}]}, "stage": stage})
+
+    page = AppTest.from_function(difference, default_timeout=60).run()
+    assert [*page.dataframe[0].value["key"]] == ["seed"]
+
+
 def test_a_refused_run_says_what_to_do(folder: Path) -> None:
     def refused() -> None:
         from pathlib import Path

@@ -153,7 +153,7 @@ def test_places_in_lists_are_keys() -> None:
 
 def test_recipes_say_what_they_need() -> None:
     by_title = {recipe.title: recipe for recipe in recipes()}
-    assert next(iter(by_title)) == "quickstart" and by_title["quickstart"].needs.startswith("sft → rft · model ")
+    assert [*by_title][:2] == ["quickstart", "gsm8k"] and by_title["quickstart"].needs.startswith("sft → rft · model ")
     assert by_title["quickstart"].needs.endswith("no GPU") and by_title["gsm8k"].needs.endswith("2 GPUs")
     assert {"sft", "gsm8k/sft"} < {*by_title} and len(by_title) == len(recipes()), "each has a name of its own"
     assert not [title for title, recipe in by_title.items() if "$schema" in recipe.text or not recipe.needs]

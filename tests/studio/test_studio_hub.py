@@ -44,6 +44,7 @@ def runs(studio: Served) -> Path:
     stages = {"rft": "done"}
     record_start(project / "pipeline", {"project": "hub", "name": "pipeline"}, "pipeline")
     write_json(JobLayout(project / "pipeline").stages, stages)
+    MetricsFile(project / "pipeline", "eval").write(0, {"eval/test/accuracy": 0.0})
     return project
 
 
@@ -100,6 +101,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             assert not await page.value(has("yet")), "nothing more comes of a run that is over"
             await go(page, studio, "/runs?run=hub/nothing", has("There is no run hub/nothing"))
             await go(page, studio, "/runs?run=hub/pipeline", f"{has('hub/done')} && {has('0.750')}")
+            legend = "[...document.querySelectorAll('.role-legend text')].map(e => e.textContent)"
+            await page.until(f"{legend}.includes('pipeline')", "the curves begin with the score of the first model")
             assert page.said == []
 
     asyncio.run(look())

@@ -180,8 +180,8 @@ async def _filters(page) -> None:
 async def _nasty(page) -> None:
     """The group with the script, by keyboard: the second in the table, its second rollout."""
     assert not await page.value("!!document.querySelector('#table script, #table img')")
-    for task in ("long", "sums/3"):
-        await page.press("e", "j")
+    for key, task in (("e", "long"), ("j", "sums/3")):
+        await page.press(key)
         await page.until(f"document.querySelector('#group .facts')?.innerText.includes('{task}')")
     await page.press("l")
     await page.until(f"document.querySelector('.tokens')?.innerText.includes({NASTY!r})")
@@ -305,6 +305,16 @@ async def _addresses(page) -> None:
     assert await page.value("document.querySelector('#loading').hidden")
 
 
+def test_an_unknown_run_is_not_taken_for_another(run_folder, serving, tmp_path) -> None:
+    async def look(address: str) -> None:
+        async with opened(f"{address}/#run=nosuch", tmp_path) as page:
+            await page.until("document.querySelector('#problem')?.innerText.includes('nosuch')")
+            assert await page.value("document.querySelector('#run').value") == ""
+
+    with serving(run_folder) as address:
+        asyncio.run(look(address))
+
+
 def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
     status = "document.querySelector('#status').innerText"
 
@@ -313,8 +323,11 @@ def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
             await page.until(f"{ROWS}.length === 13")
             stops = await page.tab_stops()
             assert {"Table", "Tokens", "Evaluations", "Keys", "reward", "advantage"} <= {*stops}
-            await page.press("e", "j")
-            await page.until("!!document.querySelector('.t')")
+            await page.press("j", "j", "k")
+            row = "document.activeElement.closest('tbody tr')"
+            assert await page.value(f"{row} === {ROWS}[0]"), "j and k lead through the rows"
+            await page.press("e")
+            await page.until("!!document.querySelector('.t')", "the first rollout is open")
             assert {"all groups of this task", "keep on the left", "next group", "Tokens"} <= {*await page.tab_stops()}
             await page.value("document.querySelector('.tokens').focus(), true")
             await page.press("ArrowRight", "ArrowRight")

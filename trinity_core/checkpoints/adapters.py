@@ -68,7 +68,7 @@ def scaling(config: Mapping[str, Any]) -> float:
 
 
 def differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """In words, where the adapters of two configurations differ in `SHAPING`."""
+    """Differences between the adapters of two configurations in `SHAPING`, in words."""
     pairs = {key: (_value(saved.get(key)), _value(asked.get(key))) for key in SHAPING}
     return [f"{key} {old} instead of {new}" for key, (old, new) in pairs.items() if old != new]
 

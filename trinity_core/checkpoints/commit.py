@@ -43,7 +43,7 @@ Entry = dict[str, int | str]
 """Manifest entry of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
 READ_SECONDS = 60.0
-"""For a file to become readable again."""
+"""Time for a file to become readable again."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 T = TypeVar("T")
 HASH_THREADS = 4

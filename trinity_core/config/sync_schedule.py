@@ -38,7 +38,7 @@ class SyncSchedule:
 
     @classmethod
     def of(cls, config: Config) -> SyncSchedule:
-        """That of a run."""
+        """The schedule of a run."""
         sync = config.synchronizer
         return cls(sync.style, sync.sync_interval, sync.sync_offset)
 

@@ -17,7 +17,7 @@ link's whole bandwidth. DeepSpeed's default, 500 million, holds ten times as muc
 MAX_LIVE = 1_000_000_000
 """Weights that ZeRO 3 gathers ahead at most (`stage3_max_live_parameters`), as DeepSpeed does by default."""
 AT_ONCE_ON_CPU = 4_000_000
-"""On a CPU, in place of both: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
+"""Both limits on a CPU: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
 
 GPU_CONTEXT = 3 << 29
 """Bytes of a GPU that a process on it holds beside its tensors, also while it sleeps: CUDA's context, libraries and

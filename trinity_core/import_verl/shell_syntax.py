@@ -86,7 +86,7 @@ class Simple:
     text: str
     assignments: tuple[Assignment, ...]
     words: tuple[Word | Assignment, ...]
-    """With assignments for a command that declares variables."""
+    """Words, with assignments for a command that declares variables."""
     redirected: tuple[Word, ...] = ()
     """The files of redirections."""
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 KEPT_LINES = 1000
 """Last lines of vLLM's processes that are kept."""
 REASON_SECONDS = 5.0
-"""For processes that have failed to end, and with them what they write."""
+"""Time for processes that have failed to end, and with them what they write."""
 REASON = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class AsyncLLMEngine(Engine):
-    """Also takes weights that the trainer pushes; see `trinity_core.sync.nccl_transfer`."""
+    """Steps vLLM in its own processes; takes weights that the trainer pushes (`trinity_core.sync.nccl_transfer`)."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)

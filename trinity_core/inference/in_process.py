@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 60.0
-"""For the step in progress to end, and for vLLM to let go of what it holds."""
+"""Time for the step in progress to end, and for vLLM to let go of what it holds."""
 
 Job = Callable[[], None]
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class InProcessEngine(Engine):
         await self._call(lambda: self._abort(list(self._waiting)))
 
     async def _wake(self) -> None:
-        """Nothing was given up."""
+        """Does nothing: `_sleep` gave nothing up."""
 
     async def _load(self, source: WeightSource, version: int) -> None:
         assert self._asleep is None, "the engine sleeps"
@@ -168,7 +168,7 @@ class InProcessEngine(Engine):
         engine.engine_core.shutdown()
 
     def _work(self) -> None:
-        """Until `stop`."""
+        """Step the engine until `stop`."""
         while True:
             if self._waiting:
                 self._step()

@@ -44,11 +44,11 @@ PATIENCE = 300.0
 LOOKS = 10
 """Looks at an engine's tokens while the patience with it lasts."""
 STREAM_SECONDS = 0.03
-"""Between two looks at what streamed requests have sampled."""
+"""Time between two looks at what streamed requests have sampled."""
 LOAD_SECONDS = 3600.0
-"""For an engine to load a version and pass its weight check."""
+"""Time for an engine to load a version and pass its weight check."""
 START_SECONDS = 3600.0
-"""For an engine to load its model and compile it, also a large one from a slow disk; for Ray to place it before."""
+"""Time for Ray to place an engine, and for that to load its model, also from a slow disk, and to compile it."""
 
 T = TypeVar("T")
 

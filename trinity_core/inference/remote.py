@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
 
 STOP_SECONDS = 10.0
-"""For an engine to end vLLM in order, before its process is killed."""
+"""Time for an engine to end vLLM in order, before its process is killed."""
 NAME_SECONDS = 60.0
-"""For Ray to notice that a killed actor is dead, which frees its name."""
+"""Time for Ray to notice that a killed actor is dead, which frees its name."""
 
 
 def present_options() -> dict[str, Any]:
@@ -108,16 +108,21 @@ class RemoteEngine:
         return partial(self._call, verb)
 
     async def _call(self, verb: str, *arguments: Any) -> Any:
-        from ray.exceptions import RayError, RayTaskError
+        return await answer("it", self.actor, verb, *arguments)
 
-        try:
-            return await getattr(self.actor, verb).remote(*arguments)
-        except RayTaskError as error:
-            if isinstance(error.cause, TrinityError | TransientFault):
-                raise error.cause from None
-            raise EngineLost(f"it failed in {verb}: {error}") from error
-        except RayError as error:
-            raise EngineLost(f"it died: {str(error).splitlines()[0]}") from error
+
+async def answer(who: str, actor: Any, verb: str, *arguments: Any) -> Any:
+    """What a Ray actor returns. Raises its own TrinityError or TransientFault, and `EngineLost` for all else."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await getattr(actor, verb).remote(*arguments)
+    except RayTaskError as error:
+        if isinstance(error.cause, TrinityError | TransientFault):
+            raise error.cause from None
+        raise EngineLost(f"{who} failed in {verb}: {error}") from error
+    except RayError as error:
+        raise EngineLost(f"{who} died: {str(error).splitlines()[0]}") from error
 
 
 def as_handle(engine: Any) -> Engine:

@@ -219,7 +219,7 @@ class GrowingSample:
     """The sample of a streamed request as it grows."""
 
     handed: Sample | None = None
-    """All that was handed out."""
+    """The sample as far as it was handed out."""
     before: Sample | None = None
     """The part of it that engines sampled which were lost since."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -19,6 +19,7 @@ from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import OWN_ATTENTION
+from trinity_core.inference.remote import answer
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
@@ -169,19 +170,11 @@ class RewardEngines:
             self._busy[index] -= 1
 
     async def _call(self, index: int, verb: str, seconds: float, *arguments: Any) -> Any:
-        from ray.exceptions import RayError, RayTaskError
-
-        engine = self.engines[index]
+        engine, who = self.engines[index], f"the reward model {self.name}"
         try:
             async with asyncio.timeout(seconds):
                 if isinstance(engine, RewardEngine):
-                    return await asyncio.to_thread(engine.start if verb == "start" else engine.rate, *arguments)
-                return await (engine.start if verb == "start" else engine.rate).remote(*arguments)
+                    return await asyncio.to_thread(getattr(engine, verb), *arguments)
+                return await answer(who, engine, verb, *arguments)
         except TimeoutError:
-            raise TransientFault(f"the reward model {self.name} did not {verb} within {seconds:g} s") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, TrinityError):
-                raise error.cause from None
-            raise TransientFault(f"the reward model {self.name} failed: {error}") from error
-        except RayError as error:
-            raise TransientFault(f"the reward model {self.name} died: {str(error).splitlines()[0]}") from error
+            raise TransientFault(f"{who} did not {verb} within {seconds:g} s") from None

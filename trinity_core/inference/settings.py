@@ -73,7 +73,7 @@ class EngineSettings:
     grammars: bool = False
     """Whether an answer may be guided by a grammar (the OpenAI API): the engine then loads the tokenizer."""
     reasoning_parser: str | None = None
-    """With `grammars`: tells where the thoughts end, before which no grammar applies."""
+    """Parser that tells, with `grammars`, where the thoughts end: no grammar applies before."""
     raw_logprobs: bool = False
     """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
     of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature

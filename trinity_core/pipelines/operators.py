@@ -138,7 +138,7 @@ class Operators(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """In their order."""
+        """Their names, in their order."""
 
     @property
     def running(self) -> str:

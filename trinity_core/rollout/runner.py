@@ -107,7 +107,7 @@ class EvaluationProgress:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The progress in words."""
         return f"{self.what}: {self.done} of {self.total} tasks"
 
     def one_more(self) -> None:

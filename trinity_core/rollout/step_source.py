@@ -48,7 +48,7 @@ CHANGED = (
     "%d explore steps instead of %d"
 )
 OPERATOR_SECONDS = 3600.0
-"""For the operators of a step. A model as a judge may be among them."""
+"""Time for the operators of a step. A model as a judge may be among them."""
 T = TypeVar("T")
 
 

@@ -23,9 +23,9 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""Between two looks at the store while a version is waited for."""
+"""Time between two looks at the store while a version is waited for."""
 RETRY_SECONDS = 2.0
-"""Between two tries while nothing changes: a lost explorer can only be detected by its silence."""
+"""Time between two tries while nothing changes: a lost explorer can only be detected by its silence."""
 
 
 class TrainerWatch:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CANCEL_SECONDS = 5.0
-"""For a workflow that took too long to notice that it is ended."""
+"""Time for a workflow that took too long to notice that it is ended."""
 SHORTEST_WAIT = 1.0
 """Between two looks at whether a workflow still waits for a verifier."""
 YIELD_SECONDS = 60.0

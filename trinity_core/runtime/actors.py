@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,47 +43,127 @@ Micro-batches differ in size, so hardly any is needed again: PPO on a model of 1
 step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
 
 
-def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
-    """Start the policy's engines. They load in the background; the explorer waits for them.
+@dataclass(frozen=True)
+class Actors:
+    """Starts a stage's actors on a cluster, each at its place, and keeps them for the next stage."""
 
-    Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
-    """
-    settings, nodes = engine_settings(config, placement), placement.nodes
-    start = settings.adapter_path or ("" if settings.lora_rank else settings.model_path)
-    kept = cluster.take("engines", engine_key(settings, placement))
-    if kept and _are_ready(cluster, kept, lambda: take_over(kept, config, start, cluster.check)):
-        return kept
-    return [
-        _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus, nodes.engine(index))
-        for index in range(placement.engines)
-    ]
+    cluster: Cluster
+    config: Config
+    placement: Placement
 
+    def start_engines(self) -> list[Any]:
+        """Start the policy's engines. They load in the background; the explorer waits for them.
 
-def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[Any], trainers: list[Any]) -> list[Any]:
-    """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
+        Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
+        """
+        settings, nodes, cluster = self.engine_settings(), self.placement.nodes, self.cluster
+        start = settings.adapter_path or ("" if settings.lora_rank else settings.model_path)
+        kept = cluster.take("engines", self.engine_key())
+        if kept and _are_ready(cluster, kept, lambda: take_over(kept, self.config, start, cluster.check)):
+            return kept
+        return [
+            self._start_engine(
+                engine_name(self.config, index), settings, self.placement.engine_gpus, nodes.engine(index)
+            )
+            for index in range(self.placement.engines)
+        ]
 
-    Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
-    GPUs nothing is kept: it would hold memory that another stage needs. Engines that sleep are not kept either.
-    """
-    if placement.on_gpu or placement.colocated or not cluster.shared:
-        return []
-    if engines:
-        cluster.leave("engines", engine_key(engine_settings(config, placement), placement), engines)
-    if trainers:
-        cluster.leave("trainers", trainer_key(placement), trainers)
-    return [*engines, *trainers]
+    def start_auxiliary(self) -> list[list[Any]]:
+        """The engines of each auxiliary model: of vLLM, or of transformers for a reward model."""
+        from trinity_core.inference.reward_engine import is_reward_model
+        from trinity_core.inference.settings import auxiliary_engine
 
+        config, placement, handles = self.config, self.placement, list[list[Any]]()
+        for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
+            number = len(handles)
+            engines = [
+                (f"{actor_prefix(config)}/auxiliary_{number}_{index}", placement.nodes.auxiliary(number, index))
+                for index in range(model.engine_num)
+            ]
+            if is_reward_model(model.model_path):
+                handles.append([self._start_reward_engine(model, *engine) for engine in engines])
+                continue
+            settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
+            handles.append([self._start_engine(name, settings, gpus, where) for name, where in engines])
+        return handles
 
-def engine_settings(config: Config, placement: Placement) -> EngineSettings:
-    """The settings of the policy's engines."""
-    from trinity_core.inference.settings import policy_engine
+    def start_explorer(self, engines: list[Any], auxiliary: list[list[Any]]) -> Any:
+        """The explorer: it drives the engines and holds no model itself. On several nodes it is on the first one."""
+        from trinity_core.rollout.explorer import Explorer
 
-    return policy_engine(config, placement.on_gpu, placement.engine_threads)
+        config, name = self.config, actor_prefix(self.config)
+        env, where = {**config.explorer.env_vars, **log_environment(config, name)}, self.placement.nodes.first()
+        return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
+    def start_trainers(self) -> list[Any]:
+        """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
+        from trinity_core.training.worker import TrainerActor
 
-def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
-    """Two stages with the same key can use the same engines: those with an adapter keep the model beside it."""
-    return settings if settings.lora_rank else replace(settings, model_path=""), placement.engines
+        config, placement, cluster = self.config, self.placement, self.cluster
+        kept = cluster.take("trainers", trainer_key(placement))
+        threads = placement.trainer_threads
+        if kept and _are_ready(cluster, kept, lambda: renew(kept, config, threads, cluster.check)):
+            return kept
+        environment = trainer_environment(placement)
+        return [
+            cluster.actor(
+                TrainerActor, name, config, rank, placement.trainers, threads,
+                gpus=placement.trainer_gpus,
+                env=environment | log_environment(config, name),
+                concurrency=4,
+                where=placement.nodes.trainer(rank),
+            )
+            for rank, name in enumerate(trainer_name(config, rank) for rank in range(placement.trainers))
+        ]  # fmt: skip
+
+    def keep(self, engines: list[Any], trainers: list[Any]) -> list[Any]:
+        """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
+
+        Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
+        GPUs nothing is kept: it would hold memory that another stage needs. Engines that sleep are not kept either.
+        """
+        if self.placement.on_gpu or self.placement.colocated or not self.cluster.shared:
+            return []
+        if engines:
+            self.cluster.leave("engines", self.engine_key(), engines)
+        if trainers:
+            self.cluster.leave("trainers", trainer_key(self.placement), trainers)
+        return [*engines, *trainers]
+
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the policy's engines."""
+        from trinity_core.inference.settings import policy_engine
+
+        return policy_engine(self.config, self.placement.on_gpu, self.placement.engine_threads)
+
+    def engine_key(self) -> Hashable:
+        """Two stages with the same key can use the same engines: those with an adapter keep the model beside it."""
+        settings = self.engine_settings()
+        return settings if settings.lora_rank else replace(settings, model_path=""), self.placement.engines
+
+    def _start_engine(self, name: str, settings: EngineSettings, gpus: float, where: Any) -> Any:
+        from trinity_core.inference.engine import engine_class
+
+        env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        env |= log_environment(self.config, name)
+        cls = engine_class(settings)
+        engine = self.cluster.actor(cls, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE, where=where)
+        engine.start.remote()
+        return engine
+
+    def _start_reward_engine(self, model: AuxiliaryModelConfig, name: str, where: Any) -> Any:
+        from trinity_core.inference.reward_engine import RewardEngine
+
+        config, placement = self.config, self.placement
+        if model.tensor_parallel_size > 1:
+            key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
+            raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
+        env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
+        env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        arguments = (model.model_path, model.max_model_len, placement.on_gpu, model.dtype, model.trust_remote_code)
+        engine = self.cluster.actor(RewardEngine, name, *arguments, gpus=float(placement.on_gpu), env=env, where=where)
+        engine.start.remote()
+        return engine
 
 
 def trainer_key(placement: Placement) -> Hashable:
@@ -102,80 +182,6 @@ def take_over(engines: list[Any], config: Config, model_path: str, check: Callab
     logs = [log_environment(config, engine_name(config, index)) for index in range(len(engines))]
     results_of([engine.move_log.remote(place) for engine, place in zip(engines, logs, strict=True)], timed)
     results_of([engine.load.remote(source, 0) for engine in engines], timed)
-
-
-def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
-    """The engines of each auxiliary model: of vLLM, or of transformers for a reward model."""
-    from trinity_core.inference.reward_engine import is_reward_model
-    from trinity_core.inference.settings import auxiliary_engine
-
-    handles: list[list[Any]] = []
-    for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
-        number = len(handles)
-        engines = [
-            (f"{actor_prefix(config)}/auxiliary_{number}_{index}", placement.nodes.auxiliary(number, index))
-            for index in range(model.engine_num)
-        ]
-        if is_reward_model(model.model_path):
-            handles.append([_start_reward_engine(cluster, config, model, placement, *engine) for engine in engines])
-            continue
-        settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
-        handles.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])
-    return handles
-
-
-def _start_reward_engine(
-    cluster: Cluster, config: Config, model: AuxiliaryModelConfig, placement: Placement, name: str, where: Any
-) -> Any:
-    from trinity_core.inference.reward_engine import RewardEngine
-
-    if model.tensor_parallel_size > 1:
-        key = f"explorer.auxiliary_models[{config.explorer.auxiliary_models.index(model)}].tensor_parallel_size"
-        raise TrinityError(f"{key}: a reward model runs on one GPU each: set it to 1", key=key)
-    env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
-    env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
-    arguments = (model.model_path, model.max_model_len, placement.on_gpu, model.dtype, model.trust_remote_code)
-    engine = cluster.actor(RewardEngine, name, *arguments, gpus=float(placement.on_gpu), env=env, where=where)
-    engine.start.remote()
-    return engine
-
-
-def start_explorer(
-    cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]], placement: Placement
-) -> Any:
-    """The explorer: it drives the engines and holds no model itself. On several nodes it is on the first one."""
-    from trinity_core.rollout.explorer import Explorer
-
-    name, env = actor_prefix(config), dict(config.explorer.env_vars)
-    env |= log_environment(config, name)
-    where = placement.nodes.first()
-    return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
-
-
-def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
-    """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
-    from trinity_core.training.worker import TrainerActor
-
-    kept = cluster.take("trainers", trainer_key(placement))
-    threads = placement.trainer_threads
-    if kept and _are_ready(cluster, kept, lambda: renew(kept, config, threads, cluster.check)):
-        return kept
-    environment = trainer_environment(placement)
-    return [
-        cluster.actor(
-            TrainerActor,
-            name,
-            config,
-            rank,
-            placement.trainers,
-            threads,
-            gpus=placement.trainer_gpus,
-            env=environment | log_environment(config, name),
-            concurrency=4,
-            where=placement.nodes.trainer(rank),
-        )
-        for rank, name in enumerate(trainer_name(config, rank) for rank in range(placement.trainers))
-    ]
 
 
 def renew(workers: list[Any], config: Config, threads: int, check: Callable[[], None]) -> None:
@@ -256,16 +262,3 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
         # Micro-batches have as many sizes as there are: segments that grow leave no gaps between them.
         return common | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} | PASSIVE_THREADS | KEPT_MEMORY | KERNELS
-
-
-def _start_engine(
-    cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float, where: Any
-) -> Any:
-    from trinity_core.inference.engine import engine_class
-
-    env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
-    env |= log_environment(config, name)
-    cls = engine_class(settings)
-    engine = cluster.actor(cls, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE, where=where)
-    engine.start.remote()
-    return engine

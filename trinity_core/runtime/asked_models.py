@@ -24,7 +24,7 @@ from trinity_core.inference.remote import as_handle
 from trinity_core.inference.reward_engine import is_reward_model
 from trinity_core.pipelines.tasks import asked_models
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, policy_as_judge
-from trinity_core.runtime import actors
+from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.nodes import reserve
@@ -34,9 +34,9 @@ from trinity_core.workflows.rollout_model import RolloutModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks at whether Ray is alive, while a model is asked."""
+"""Time between two looks at whether Ray is alive, while a model is asked."""
 ENDPOINT_SECONDS = 800.0
-"""For a question to an endpoint, with all its retries."""
+"""Time for a question to an endpoint, with all its retries."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ class RunModels:
         self._cluster = open_cluster(config, placement.gpu_per_node)
         placement = reserve(self._cluster, config, placement)
         self._nodes = placement.nodes
-        groups = actors.start_auxiliary(self._cluster, config, placement)
+        groups = Actors(self._cluster, config, placement).start_auxiliary()
         self._engines = [engine for group in groups for engine in group]
         started = self._run(_started(config, list(wanted.values()), encoders, groups))
         self._models = {name: started[model.model_path] for name, model in asked.items()}

@@ -32,7 +32,7 @@ AGAIN_SECONDS = 300.0
 """Time to wait for GPUs that an earlier attempt had: dying processes may release them slowly, and a node takes minutes
 to start."""
 LOOK_SECONDS = 5.0
-"""Between two looks at whether Ray is alive."""
+"""Time between two looks at whether Ray is alive."""
 NAME_SECONDS = 30.0
 """Time for Ray to end the actors of a killed process: until then their names are taken."""
 PLACE_SECONDS = 600.0
@@ -277,7 +277,7 @@ class Cluster:
 
 
 def _end_with_raylet(actor: object) -> None:
-    """In an actor's process, whose parent is the raylet of its node."""
+    """End this actor's process with its parent, the raylet of its node."""
     die_with_parent()
 
 

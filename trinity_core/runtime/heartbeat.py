@@ -19,9 +19,9 @@ from trinity_core.waits import Wait
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
-"""Between two questions."""
+"""Time between two questions."""
 SILENCE_SECONDS = 600.0
-"""For an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+"""Time for an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
 
 
 def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:

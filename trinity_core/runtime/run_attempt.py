@@ -69,9 +69,8 @@ class RunAttempt:
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
         self._engines_started = False
-        self.trainers = Trainers(
-            cluster, self.config, self.placement, self.check, self.is_stopping, self._wait_for_shared_gpu
-        )
+        self._actors = actors.Actors(cluster, self.config, self.placement)
+        self.trainers = Trainers(self._actors, self.check, self.is_stopping, self._wait_for_shared_gpu)
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
@@ -176,19 +175,16 @@ class RunAttempt:
         """The engines, started on first use."""
         with self._lock:
             if not self._engines and self.placement.engines:
-                self._engines = actors.start_engines(self.cluster, self.config, self.placement)
+                self._engines = self._actors.start_engines()
             if not self._auxiliary and self.placement.auxiliary_gpus:
-                self._auxiliary = actors.start_auxiliary(self.cluster, self.config, self.placement)
+                self._auxiliary = self._actors.start_auxiliary()
             return self._engines
 
     def explorer(self) -> Any:
         """The explorer, started on first use."""
         with self._lock:
             if self._explorer is None:
-                engines = self.engines()
-                self._explorer = actors.start_explorer(
-                    self.cluster, self.config, engines, self._auxiliary, self.placement
-                )
+                self._explorer = self._actors.start_explorer(self.engines(), self._auxiliary)
             return self._explorer
 
     def huggingface_folder(self, step: int, merge: bool = True) -> Path:
@@ -259,7 +255,7 @@ class RunAttempt:
         auxiliary = [engine for engines in self._auxiliary for engine in engines]
         workers = self.trainers.workers
         mine = [*self._engines, *workers]
-        kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
+        kept = self._actors.keep(self._engines, workers) if succeeded else []
         try:
             self.trainers.remove_shared_weights()
         finally:

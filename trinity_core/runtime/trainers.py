@@ -9,15 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config import Config
 from trinity_core.config.paths import trainer_name
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime import actors
-from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.actors import SAVE_SECONDS, Actors, connect_trainers, run_until_done
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.heartbeat import answering, starting
-from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 
 log = logging.getLogger(__name__)
@@ -37,14 +34,17 @@ class Trainers:
     """
 
     def __init__(
-        self, cluster: Cluster, config: Config, placement: Placement,
-        check: Callable[[], None], stopping: Callable[[], bool], make_room: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        actors: Actors,
+        check: Callable[[], None],
+        stopping: Callable[[], bool],
+        make_room: Callable[[], None] = lambda: None,
+    ) -> None:
         """`make_room` is called before the workers start, and waits for what must not start beside them."""
         self.workers: list[Any] = []
         self._connected = 0
         """Times that the workers were ready for a step."""
-        self._cluster, self._config, self._placement = cluster, config, placement
+        self._actors, self._cluster, self._config = actors, actors.cluster, actors.config
         self._check, self._stopping, self._make_room = check, stopping, make_room
         self._ended = threading.Event()
 
@@ -110,11 +110,11 @@ class Trainers:
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         self._make_room()
-        self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
+        self.workers = self._actors.start_trainers()
         names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
         check = answering(names, self._check)
         loading = starting("the trainer's workers", self._cluster.unplaced, check)
-        progress = actors.connect_trainers(self.workers, loading, self._stopping)
+        progress = connect_trainers(self.workers, loading, self._stopping)
         self._connected += 1
         report.total_steps = progress["total_steps"]
         report.actor = ActorWaits(lambda: self.workers[0].progress.remote().future())
@@ -124,7 +124,7 @@ class Trainers:
                 worker.stop.remote()
 
         runs = [worker.run.remote(loop) for worker in self.workers]
-        summaries = actors.run_until_done(runs, stop, self._stopping, actors.SAVE_SECONDS, check, report)
+        summaries = run_until_done(runs, stop, self._stopping, SAVE_SECONDS, check, report)
         if summaries[0].get("stopped") and not self._stopping():
             raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
         return summaries[0]
@@ -148,5 +148,5 @@ class Trainers:
     def _can_return(self) -> bool:
         """False if engines would wait for a connection that the lost worker had, or if Ray itself has died."""
         method = SYNC_METHODS[self._config.synchronizer.sync_method]
-        connected = bool(self._placement.engines) and bool(method.vllm_backend)
+        connected = bool(self._actors.placement.engines) and bool(method.vllm_backend)
         return not connected and not self._stopping() and self._cluster.alive()

@@ -26,7 +26,7 @@ from trinity_core.waits import retry
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 CREATE_SECONDS = 10.0
-"""For other processes that open a new store at the same time."""
+"""Time for other processes that open a new store at the same time."""
 SQLITE_FILE = "sqlite:///"
 
 

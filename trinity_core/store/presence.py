@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 SEEN_SECONDS = 10.0
-"""Between two notes of the same process."""
+"""Time between two notes of the same process."""
 LOST_SECONDS = 60.0
 """An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 

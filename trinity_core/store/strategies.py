@@ -150,7 +150,7 @@ def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
 @STRATEGIES.register("default")
 @dataclass(frozen=True)
 class Fifo(Strategy):
-    """In order of insertion, each group once."""
+    """Takes groups in order of insertion, each once."""
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The oldest groups."""
@@ -189,7 +189,7 @@ class Priority(Strategy):
 
     @property
     def use_limit(self) -> int | None:
-        """That of the priority function."""
+        """The limit of the priority function."""
         return self.function.use_limit
 
     @property
@@ -208,7 +208,7 @@ class Priority(Strategy):
 @STRATEGIES.register("staleness_control")
 @dataclass(frozen=True)
 class StalenessControl(Strategy):
-    """In order of insertion, without groups more than `max_staleness` versions behind."""
+    """Takes groups in order of insertion, without those more than `max_staleness` versions behind."""
 
     max_staleness: int = 1
 
@@ -242,17 +242,17 @@ class Mix(Strategy):
 
     @property
     def cooldown(self) -> float | None:
-        """That of `inner`."""
+        """The cooldown of `inner`."""
         return self.inner.cooldown
 
     @property
     def use_limit(self) -> int | None:
-        """That of `inner`."""
+        """The limit of `inner`."""
         return self.inner.use_limit
 
     @property
     def whole_queue(self) -> bool:
-        """That of `inner`."""
+        """The choice of `inner`."""
         return self.inner.whole_queue
 
     @property

@@ -20,7 +20,7 @@ from trinity_core.files import clear_errors
 from trinity_core.waits import Wait, poll
 
 LOOK_SECONDS = 0.25
-"""Between two checks whether the GPU is still needed."""
+"""Time between two checks whether the GPU is still needed."""
 
 
 class SharedGpu:

@@ -272,8 +272,8 @@ class WeightVersions(ABC):
 
 
 LOAD_SECONDS = 0.7
-"""Until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds only
-weights, the folder does not exist for an instant."""
+"""Time until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds
+only weights, the folder does not exist for an instant."""
 
 
 class VersionPublisher:

@@ -122,7 +122,7 @@ def verify_unchanged(version: int, before: RankDigests, after: RankDigests) -> N
 
 
 def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
-    """With one name for each parameter: each one under which a tensor was published, or else the shortest."""
+    """Name each parameter once: by the names under which tensors were published, or else by the shortest."""
     chosen: dict[str, int | None] = {}
     for names, value in rank.items():
         kind = next((kind for kind in KINDS if names.endswith(kind)), "")

@@ -17,7 +17,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.waits import poll
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-"""From the least severe one."""
+"""Levels, the least severe one first."""
 _BEGIN = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) +")
 
 

@@ -22,7 +22,7 @@ from trinity_core.runlock import one_at_a_time
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 LOCK_SECONDS = 60.0
-"""For other processes to let go of the file."""
+"""Time for other processes to let go of the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""

@@ -76,7 +76,7 @@ STARTS = "trinity.starts"
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Environment of MLflow's client if the user sets none; its own: 7 attempts of 120 s. The forwarder tries again."""
 LOCK_SECONDS = 180.0
-"""For another process to make the same store or run."""
+"""Time for another process to make the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
@@ -398,8 +398,7 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Give the descriptions in the store beside the checkpoints, of runs and experiments, the addresses of
-    `trinity up`."""
+    """Put the addresses of `trinity up` into the store beside the checkpoints: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}
@@ -425,14 +424,16 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
     client.set_experiment_tag(experiment.experiment_id, DESCRIPTION, described)
 
 
-def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
-    """Mark a pipeline's run as ended, if it has one."""
+def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
+    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage."""
     _held.discard(job_dir)
-    kept = _noted(job_dir)
-    if not kept:
+    if not (kept := _noted(job_dir)):
         return
     try:
-        open_client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], STATUS[outcome])
+        client = open_client(kept["uri"], None, None, job_dir)
+        for stage, score in enumerate(scores):
+            client.log_metric(kept["run_id"], "eval/score", score, step=stage)
+        client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
             raise

@@ -104,7 +104,7 @@ class NumberedRun:
 
 
 POSITIONS = {"positions": "own"}
-"""In the note of a tracked run that is not `is_older`."""
+"""Mark in the note of a tracked run that is not `is_older`."""
 
 
 class TracingWriter:
@@ -134,7 +134,7 @@ AWAY = (
     "locked", "unable to open", "refused", "Max retries exceeded", "timed out", "Temporary failure", "is full",
     "No space left", "Connection aborted", "does not answer", "Current state is deleted",
 )  # fmt: skip
-"""In the message of a tracking system that is away, or in which the run was deleted. Such a one takes later, in a new
+"""Parts of the message of a tracking system that is away, or in which the run was deleted. It takes later, in a new
 run, what it does not take now."""
 
 

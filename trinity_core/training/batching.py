@@ -32,7 +32,7 @@ class RowUnit:
     """Their longest response."""
 
     def with_(self, other: RowUnit, shared: int = 0) -> RowUnit:
-        """Both in one unit; `shared` tokens of the other are counted here already."""
+        """Join both in one unit; `shared` tokens of the other are counted here already."""
         return RowUnit(
             self.rows + other.rows, self.tokens + other.tokens - shared, max(self.longest, other.longest),
             max(self.prompt, other.prompt), max(self.response, other.response),

@@ -54,7 +54,7 @@ class Backbone(nn.Module):
     """The part that policy and value model share: the causal LM without its head."""
 
     def __init__(self, lm: Any, fast_paths: FastPaths, sequence: SequenceGroup | None = None) -> None:
-        """With `sequence` each pass is one of all its ranks together (`sequence_parallel.py`)."""
+        """`sequence`: ranks that make each pass together (`sequence_parallel.py`)."""
         super().__init__()
         self.lm: Any = lm
         self.fast_paths = fast_paths

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 7200.0
 """Time for all ranks to write one checkpoint; equal to the time limit of a collective."""
 POLL_SECONDS = 0.05
-"""Between two checks for what other ranks have written."""
+"""Time between two checks for what other ranks have written."""
 SPARE_MEMORY = 1 << 30
 """Bytes of the machine's memory that copies leave free."""
 PROCESS_BYTES = 32 << 20

@@ -34,7 +34,7 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two checks of what is waited for."""
+"""Time between two checks of what is waited for."""
 TAKEN = "tasks_taken_after"
 """Key of `trainer_meta.json`: step -> tasks of each train step after it."""
 RETENTION = 100

@@ -86,7 +86,7 @@ class TrainerWorker:
             return self._trainer.summary()
 
     def _set_threads(self) -> None:
-        """In this thread of the actor: torch keeps the number for each thread that computes."""
+        """Set the threads of this thread of the actor: torch keeps the number for each thread that computes."""
         if self.threads:
             import torch
 

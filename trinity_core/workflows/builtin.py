@@ -104,7 +104,7 @@ class MathBoxedWorkflow(SimpleWorkflow):
 
     @property
     def chat_template(self) -> str | None:
-        """That of a base model is plain text."""
+        """The template in use; a base model's is plain text."""
         own = self.task.format.chat_template
         return BASE_TEMPLATE if self._arguments.use_base and own is None else own
 

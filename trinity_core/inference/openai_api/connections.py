@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from trinity_core.inference.openai_api.recorded_session import CONNECTION, Exchange
 
 HEAD_SECONDS = 20.0
-"""For the head of a request to come, whoever sends it; uvicorn ends idle connections sooner."""
+"""Time for the head of a request to come, whoever sends it; uvicorn ends idle connections sooner."""
 MOST_HEAD_BYTES = 1 << 20
 CLOSED = 7
 """Linux's TCP_CLOSE: the state of a connection that was reset."""

@@ -29,7 +29,7 @@ KINDS = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("server_error", "service_unavailable"),
 }
 TOO_LONG = "maximum context length"
-"""In the message of a prompt, or of a prompt and `max_tokens`, that the context does not hold."""
+"""Part of the message about a prompt, or a prompt and `max_tokens`, that the context does not hold."""
 NO_MODEL = "The model `"
 VALIDATION_CODES = {
     "missing": "missing_required_parameter",

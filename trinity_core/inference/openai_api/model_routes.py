@@ -41,7 +41,7 @@ CLIENT_GONE = 499
 """The status of a response to a client that has disconnected."""
 NO_CHOICES = '"choices":[]'
 END_SECONDS = 0.03
-"""From the last part of a stream to its end: in this time a client reads the one and not yet the other."""
+"""Time from the last part of a stream to its end: in this time a client reads the one and not yet the other."""
 
 
 def model_router(models: ServedModels, in_session: InSession | None = None) -> APIRouter:

@@ -269,7 +269,7 @@ class Exchange:
                 loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """It is over; what was sampled and not kept is dropped."""
+        """End the exchange; what was sampled and not kept is dropped."""
         self.session._close(self)
 
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from trinity_core.inference.openai_api.session_auth import Refusal
 
 SECONDS = 60.0
-"""For a body to come: a request that stays half sent would keep its connection for ever."""
+"""Time for a body to come: a request that stays half sent would keep its connection for ever."""
 MOST_BYTES = 64 << 20
 """Bytes of any request; the longest conversations have a few million characters."""
 MOST_BYTES_OF_ONE = 1 << 20

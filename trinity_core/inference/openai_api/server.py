@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
-"""For vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
+"""Time for vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
 STOP_SECONDS = 5.0
 PORT_SECONDS = 60.0
-"""For a port to be free: workers outlive a raylet that was killed by half a minute and more."""
+"""Time for a port to be free: workers outlive a raylet that was killed by half a minute and more."""
 EVERYWHERE = "::"
 """All addresses of this machine, of IPv4 too."""
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
@@ -60,7 +60,7 @@ class ServedModel:
     """Plays no part: vLLM's server code computes nothing, but wants a number format."""
     trust_remote_code: bool = False
     speculative_config: Any = None
-    """That of the engines, if they speculate."""
+    """Setting of the engines, if they speculate."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False

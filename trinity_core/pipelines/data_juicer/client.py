@@ -27,7 +27,7 @@ Step = Mapping[str, Any]
 STATISTICS, SCORE, RECORD = "__dj__stats__", "_score", "_record"
 """The column of what filters measure; endings of a model's score and of what it said, empty if that was no verdict."""
 SECONDS = 3000.0
-"""For the operators on the rows of one call. A model may be among them."""
+"""Time for the operators on the rows of one call. A model may be among them."""
 READ = ("process", "text_keys")
 """Keys of a Data-Juicer configuration that decide what happens to rows; the others are about its own files."""
 PLACE = "trinity_row"

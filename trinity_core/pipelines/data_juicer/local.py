@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 STARTS = 3
 """Times that a server is started for one call; one that dies loses nothing, as the rows are still here."""
 START_SECONDS = 60.0
-"""For a server to listen; it loads Data-Juicer with the first rows."""
+"""Time for a server to listen; it loads Data-Juicer with the first rows."""
 ENVIRONMENT = Path(f"{sys.prefix}-data-juicer")
 MISSING = f"Data-Juicer is not installed here: run requirements/data-juicer.sh {sys.prefix}"
 

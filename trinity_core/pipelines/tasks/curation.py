@@ -35,7 +35,7 @@ CHUNK = 1024
 """Rows between commits: at most so many are processed again after a kill."""
 LOCK = "curate"
 WAIT_SECONDS = 3600.0
-"""For a data set that another run makes; after that the flow is retried, and waits again."""
+"""Time for a data set that another run makes; after that the flow is retried, and waits again."""
 Located = tuple[RowLocation, Row]
 
 

@@ -65,7 +65,7 @@ class TextLengthFilter(TaskOperator):
 
 
 SEARCH_SECONDS = 1.0
-"""For a row. Some expressions take time that doubles with every letter, such as `(a|aa)+$`."""
+"""Time for a row. Some expressions take time that doubles with every letter, such as `(a|aa)+$`."""
 
 
 @TASK_OPERATORS.register("format_check_filter")

@@ -40,7 +40,7 @@ from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
-"""On the machine of every run (`benchmarks/plan.py`)."""
+"""Memory of every run beside its engines and workers (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
 """Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."

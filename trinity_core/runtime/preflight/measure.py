@@ -45,10 +45,10 @@ from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.waits import poll
 
 MOST_SECONDS = 1800.0
-"""For a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
+"""Time for a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-"""For a trial to end its processes."""
+"""Time for a trial to end its processes."""
 LAST_LINES = 8
 """Shown of the log of a trial that failed."""
 
@@ -104,7 +104,7 @@ def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> I
 
 
 def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callable[[str], None]) -> None:
-    """Until the trial has ended, say each step that it has done. Raises TrinityError if that takes too long."""
+    """Say each step that the trial has done, until it ends. Raises TrinityError if that takes too long."""
     done = 0
     for _ in poll(MOST_SECONDS, pause=LOOK_SECONDS):
         if trial.poll() is not None:

@@ -46,7 +46,7 @@ class ModelShape:
     """The sizes of a decoder-only transformer. Parameters are numbers, not bytes."""
 
     parameters: int
-    """All that are stored; tied embeddings once."""
+    """Parameters that are stored; tied embeddings count once."""
     layers: int
     hidden: int
     intermediate: int

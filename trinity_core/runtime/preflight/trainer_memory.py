@@ -85,7 +85,7 @@ class MicroBatches:
 
     count: int
     tokens: int
-    """That the largest one passes through the model; a shared prompt counts once."""
+    """Tokens that the largest one passes through the model; a shared prompt counts once."""
     targets: int
     """Tokens with a loss in the largest one."""
     rows: int
@@ -170,11 +170,11 @@ class TrainedModel:
     offloaded: bool = False
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
     weights_offloaded: bool = False
-    """So are the weights that this worker keeps, under ZeRO 3."""
+    """The weights that this worker keeps are in the machine's memory too, under ZeRO 3."""
     colocated: bool = False
-    """On a GPU: all of it moves to the machine's memory while an engine has the GPU (`cluster.colocate`)."""
+    """True if all GPU memory moves to the machine's while an engine has the GPU (`cluster.colocate`)."""
     scores: bool = True
-    """It computes log-probs; a critic computes one value a token."""
+    """True if it computes log-probs; a critic computes one value a token."""
     lora: LoraConfig | None = None
     """The adapter that alone is trained."""
 

@@ -14,7 +14,7 @@ export function showRun(name) {
   place.run = name;
   kept = group = place.group = null;
   place.rollout = 0;
-  byId("group").replaceChildren(make("p", { class: "quiet" }, "Choose a rollout in the table (r)."));
+  byId("group").replaceChildren(make("p", { class: "quiet" }, "The table has no rollouts (r)."));
 }
 
 const base = () => `runs/${encodeURIComponent(place.run)}`;

@@ -21,6 +21,10 @@ function showTab(name) {
   remember();
 }
 
+// Tokens are those of the table's first rollout until one is chosen.
+const openFirst = () => tab === "experiences" && groups.place.group === null && groups.keys.j();
+const visit = (name) => (showTab(name), openFirst());
+
 // The address after # says all that is shown: run, tab, group and rollout, the fields of the tab, colour and order.
 function remember() {
   if (applied === null) return;
@@ -62,6 +66,7 @@ async function showRun(name, asked = new URLSearchParams()) {
   showTab(wanted);
   await Promise.all([run.has_store ? table.list() : null, samples.load(asked)]);
   if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
+  else await openFirst();
   fill(wanted, asked);
   remember();
 }
@@ -74,6 +79,7 @@ const start = attempt(async () => {
   options(byId("versions").other, names, "", "the same run");
   byId("run").disabled = names.length < 2;
   const run = asked.get("run") ?? names[0];
+  byId("run").value = run ?? "";
   if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}. They appear once its first evaluation or explore step is done.` : "There are no rollouts yet.");
   if (names.includes(asked.get("other"))) byId("versions").other.value = asked.get("other");
   applied = location.hash;
@@ -83,7 +89,7 @@ const start = attempt(async () => {
 byId("run").addEventListener("change", attempt((event) => showRun(event.target.value)));
 byId("older").addEventListener("click", () => table.list(true));
 byId("help").addEventListener("click", () => byId("keys").showModal());
-document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => showTab(each.dataset.tab)));
+document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => visit(each.dataset.tab)));
 const recolour = (name) => {
   setColour(name);
   remember();
@@ -116,7 +122,8 @@ byId("versions").addEventListener("change", async (event) => {
 });
 
 const KEYS = {
-  ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => tab === "experiences" && act()])), r: () => showTab("table"), e: () => showTab("experiences"), s: () => showTab("samples"), "?": () => byId("keys").showModal(),
+  ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => (tab === "experiences" ? act() : tab === "table" && table.keys[key]?.())])),
+  r: () => visit("table"), e: () => visit("experiences"), s: () => visit("samples"), "?": () => byId("keys").showModal(),
   "/": () => (tab === "experiences" && showTab("table"), byId(FORMS[tab]).querySelector("input, select").focus()), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
 };
 document.addEventListener("keydown", (event) => {

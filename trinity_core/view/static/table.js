@@ -95,6 +95,12 @@ export async function beside(id, by) {
   return groups()[Math.max(0, at)];
 }
 
+function move(by) {
+  const links = [...byId("table").querySelectorAll("tbody a")];
+  links[Math.max(0, links.indexOf(document.activeElement) + by)]?.focus();
+}
+export const keys = { j: () => move(1), k: () => move(-1) };
+
 export const sort = (by) => {
   order.down = by === order.by ? !order.down : !TEXTS.includes(by);
   order.by = by;

@@ -14,11 +14,11 @@ from trinity_core.waits import poll_async
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
 START_SECONDS = 32.0
-"""For a server that is full or not there yet to open a session: less than the usual `time_limit`."""
+"""Time for a server that is full or not there yet to open a session: less than the usual `time_limit`."""
 MOST_BYTES = 16 << 20
 """Longest message."""
 CLOSE_SECONDS = 2.0
-"""In which a server ends a session whose client has said that it is over."""
+"""Time for a server to end a session whose client has said that it is over."""
 
 
 @ENVIRONMENTS.register("openenv")

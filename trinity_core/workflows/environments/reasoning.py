@@ -110,7 +110,7 @@ class ReasoningGym:
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held."""
 
 
 def imported(name: str) -> Any:
@@ -176,7 +176,7 @@ def reasoning_gym_reward(
 
 
 def verifier(dataset: str) -> Score:
-    """That of a generator."""
+    """The verifier of a generator's data set."""
     return guarded(dataset, imported("reasoning_gym_reward").get_score_answer_fn(dataset))
 
 

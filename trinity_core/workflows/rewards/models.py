@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 REQUESTS_AT_ONCE = 32
-"""In flight at the endpoint of a judge."""
+"""Requests in flight at the endpoint of a judge."""
 
 
 class RewardModels(Protocol):

@@ -37,7 +37,7 @@ FIRST_UID = 1 << 20
 """Users of root's sandboxes: one for each, by the process that starts it, that own nothing."""
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
-"""For a sandbox to begin; 30 ms on quiet cores."""
+"""Time for a sandbox to begin; 30 ms on quiet cores."""
 BUSY = 10
 """A lone program that waits for a CPU may take this many times its limit; then the machine is too busy to judge."""
 
