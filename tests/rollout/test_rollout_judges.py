@@ -117,11 +117,11 @@ def test_a_reward_model_that_hangs_is_named():
 def test_calls_before_it_are_no_part_of_a_calls_time():
     class Slow(RewardEngine):
         def rate(self, conversations):
-            time.sleep(0.2)
+            time.sleep(0.5)
             return [1.0] * len(conversations)
 
     async def main():
-        engines = RewardEngines([Slow("m", 64)], "the judge", 10.0, 0.5)
+        engines = RewardEngines([Slow("m", 64)], "the judge", 10.0, 2.0)
         return await asyncio.gather(*(engines.rate([TALK]) for _ in range(5)))
 
     assert asyncio.run(main()) == [[1.0]] * 5

@@ -144,7 +144,7 @@ def loop_for_ever():
 def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
     """The others go on, as often as it is tried; what they had begun does not count as a failure of theirs."""
     monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
-    bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=0.5, retries=1)
+    bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=1.5, retries=1)
     assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
     assert [(outcome.retries, outcome.failed) for outcome in good] == [(0, False)] * 3
     assert hang.__name__ in caplog.text

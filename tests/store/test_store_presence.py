@@ -349,10 +349,10 @@ def test_rows_of_a_long_evaluation_or_step_are_waited_for(store):
         return False
 
     began: list[float] = []
-    assert wait_lease(store, 1, 2, 0, timeout=0.05, stop=comes_late)
+    assert wait_lease(store, 1, 2, 0, timeout=0.2, stop=comes_late)
     store.leave("e")
     with pytest.raises(TransientFault):
-        wait_lease(store, 2, 2, 1, timeout=0.05)
+        wait_lease(store, 2, 2, 1, timeout=0.2)
 
 
 def test_a_wait_ends_for_good_if_operators_drop_everything(store):

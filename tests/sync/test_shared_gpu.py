@@ -62,16 +62,16 @@ def test_a_turn_of_many_steps_is_waited_for_while_steps_are_done(tmp_path: Path)
     def waits() -> None:
         began = time.monotonic()
         with pytest.raises(TransientFault, match="explorer"):  # names who is waited for
-            other.acquire(1.0, never)
+            other.acquire(2.0, never)
         took.append(time.monotonic() - began)
 
     waiting = threading.Thread(target=waits)
     waiting.start()
     for _ in range(8):
-        time.sleep(0.25)
+        time.sleep(0.4)
         holder.tell_progress()
     waiting.join(20)
-    assert took and took[0] > 2.5
+    assert took and took[0] > 5.0
 
 
 def test_fault_of_the_question_ends_the_wait(tmp_path: Path) -> None:

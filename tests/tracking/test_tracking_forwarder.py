@@ -32,6 +32,7 @@ from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, RunPerExplorer, TracingWriter, full_names
+from trinity_core.waits import poll
 
 
 class Recorder:
@@ -317,13 +318,17 @@ def test_the_load_of_the_machine_is_tracked(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", str(is_on).lower())
     info, client, name = RunInfo("p", "n", root / "p" / "n"), mlflow_client(root), "system/cpu_utilization_percentage"
-    counts = []
+    counts: list[list[int]] = [[]]
     for _ in range(2):
         writer = open_writer("mlflow", info, root)
-        time.sleep(0.6)
+
+        def steps(run: str = writer.run_id) -> list[int]:  # type: ignore[attr-defined]
+            return [point.step for point in client.get_metric_history(run, name)]
+
+        assert any(len(steps()) > len(counts[-1]) for _ in poll(60.0 if is_on else 0.6, 0.1)) == is_on
         writer.close(RunOutcome.FINISHED)
-        counts.append([point.step for point in client.get_metric_history(writer.run_id, name)])  # type: ignore[attr-defined]
-    first, both = counts
+        counts.append(steps())
+    _, first, both = counts
     assert bool(first) == is_on and both[: len(first)] == first and both == list(range(len(both)))
     assert len(both) > len(first) or not is_on
 

@@ -390,7 +390,7 @@ def test_the_process_of_a_workflow_that_blocks_for_ever_is_ended(odd, monkeypatc
     monkeypatch.setitem(WORKFLOWS, "blocks", Blocks)
     play("end", environment=odd, processes=1)  # its process has started then
     tasks = [Task(0, {}, "set", "blocks", group="g")]
-    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 2.0).run(tasks))
+    [outcome] = asyncio.run(TaskRunner(None, RewardPool(1), 8, 3.0).run(tasks))
     assert outcome.failed
     HOSTS.give(HOSTS.take(held[0].where, 10.0, 1, 60.0), True)
     assert any(not any(environment.alive for environment in held) for _ in poll(60, 0.05))
@@ -406,6 +406,7 @@ def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
             return [Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)]
 
     monkeypatch.setitem(WORKFLOWS, "plays", Plays)
+    play("end", environment=odd, processes=1)  # its process has started then
     tasks = [Task(i, {}, "set", "plays", group=f"g{i}") for i in range(8)]
     outcomes = asyncio.run(TaskRunner(None, RewardPool(1), 8, 3.0).run(tasks))
     HOSTS.close()

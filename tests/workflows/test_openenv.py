@@ -103,13 +103,13 @@ def test_a_session_outlives_a_long_turn():
     async def turn(url):
         environment = OpenEnv(url, observation_key="text")
         await environment.reset(3)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(4.0)
         try:
             return await environment.step("3")
         finally:
             await environment.close()
 
-    with serving(make_app(), ws_ping_interval=0.2, ws_ping_timeout=1.0) as url:
+    with serving(make_app(), ws_ping_interval=0.2, ws_ping_timeout=3.0) as url:
         assert asyncio.run(turn(url)).observation == "Right."
 
 
