@@ -30,7 +30,7 @@ GIVEN_UP_AFTER = "2"
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 RESUMED = ("pipeline", "rft", "sft")
-"""Flows that the same command resumes, if they train."""
+"""Flows whose runs can be resumed, if they train."""
 WITHOUT_RAY = ("curate",)
 """Flows that usually need no Ray, and start it themselves if they do."""
 
@@ -51,7 +51,7 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
-        """Runs that the same command resumes."""
+        """Runs that train, each of which can be resumed."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
@@ -102,7 +102,7 @@ class PrefectConnection:
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
-        if name in RESUMED and config.continue_from_checkpoint and config.mode in ("both", "train"):
+        if name in RESUMED and config.mode in ("both", "train"):
             self._runs.append(config)
         return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
 
@@ -110,10 +110,19 @@ class PrefectConnection:
 def ended_by_signal(config: Config) -> str:
     """What a run that a signal has ended leaves, and how it goes on."""
     from trinity_core.checkpoints.resume import whole_steps  # latest_whole reads all contents, which takes minutes
+    from trinity_core.runtime.stage import in_newest_folder
+    from trinity_core.tracking.run_record import read_record
 
-    saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(config)}
+    run, next_start = config, "The same command resumes the run."
+    if not config.continue_from_checkpoint:
+        run, next_start = in_newest_folder(config), "The same command begins anew."
+        record = read_record(run.job_dir)
+        if record is None or record.pid != os.getpid():
+            return f"Ended by a signal before the run had begun. {next_start}"
+        next_start += f" With `name={run.name} continue_from_checkpoint=true` at its end it resumes this run."
+    saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(run)}
     kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
-    return f"Ended by a signal. Saved: {kept}. The same command resumes the run."
+    return f"Ended by a signal. Saved: {kept}. {next_start}"
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:

@@ -36,9 +36,12 @@ from flows.local.server import (
 )
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
 from trinity_core import files
-from trinity_core.config import config_from_dict
+from trinity_core.config import config_from_dict, stages
 from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
 from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.runtime.stage import in_fresh_folder
+from trinity_core.tracking.run_record import record_start
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -443,7 +446,8 @@ def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
     ("flow", "changes", "is_resumed"),
     [
         ("rft", {}, True),
-        ("rft", {"continue_from_checkpoint": False}, False),
+        ("rft", {"continue_from_checkpoint": False}, True),
+        ("pipeline", {"continue_from_checkpoint": False, "stages": [{"stage_name": "tune"}]}, True),
         ("rft", {"mode": "explore"}, False),
         ("evaluate", {}, False),
     ],
@@ -452,7 +456,8 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flow: str,
     changes: dict[str, object], is_resumed: bool,
 ) -> None:  # fmt: skip
-    """At once: the contents of checkpoints, which may be hundreds of gigabytes, are not read."""
+    """At once: the contents of checkpoints, which may be hundreds of gigabytes, are not read. A run begun anew, beside
+    another one of its name, is resumed by the name of its folder."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -468,8 +473,13 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
         "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
         **changes,
     })  # fmt: skip
+    JobLayout(config.job_dir).create()
+    run = in_fresh_folder(config, "")
+    (own,) = stages(run)
+    write_json(JobLayout(run.job_dir).stages, {})
+    record_start(run.job_dir, {}, flow)
     for step, manifest in {3: '{"files": {"weights": {"size": 1, "sha256": "0"}}}', 5: None}.items():
-        folder = JobLayout(config.job_dir).step(step)
+        folder = JobLayout(own.job_dir).step(step)
         folder.mkdir(parents=True)
         (folder / "weights").write_text("w")
         if manifest:
@@ -483,4 +493,6 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
     with pytest.raises(KeyboardInterrupt), PrefectConnection(tmp_path) as prefect:
         prefect.run(flow, config, tmp_path / "run.yaml", [])
     told = capsys.readouterr().err
-    assert ("of n" in told) == ("step 3 of n" in told) == is_resumed
+    assert ("of n" in told) == (f"step 3 of {own.name}." in told) == is_resumed
+    resumes = f"name={run.name} continue_from_checkpoint=true" in told
+    assert resumes == (run.name != config.name) == ("continue_from_checkpoint" in changes)

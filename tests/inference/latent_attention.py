@@ -1,6 +1,7 @@
 """Engines of models with latent attention in a process of their own, started by `test_inference_latent`.
 
-Printed is for each the bytes that vLLM keeps of a token, and what is estimated.
+Printed are for each the bytes that vLLM keeps of a token, what is estimated, and the largest difference of a log-prob
+between an engine that has loaded other weights and one that was started with them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.inference.in_process import InProcessEngine
+from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.vllm_types import kv_bytes_of_a_token
+from trinity_core.sync.checkpoint import CheckpointVersions
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -32,17 +36,36 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-async def sizes_of(kind: str, folder: Path) -> tuple[int, int]:
-    config = AutoConfig.for_model(kind, **SIZES, **KINDS[kind])
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    engine = InProcessEngine(EngineSettings(str(folder), max_model_len=64, max_num_seqs=2, kv_cache_gib=0.1))
+TOKENS = (3, 14, 15, 92, 65, 35, 89, 79)
+
+
+async def started(folder: Path) -> InProcessEngine:
+    limits = {"max_model_len": 64, "max_num_seqs": 2, "kv_cache_gib": 0.1}
+    engine = InProcessEngine(EngineSettings(str(folder), dtype="bfloat16", **limits))
     os.environ.update(engine.settings.environment())
     await engine.start()
+    return engine
+
+
+async def sizes_of(kind: str, folder: Path) -> tuple[int, int, float]:
+    config = AutoConfig.for_model(kind, **SIZES, **KINDS[kind])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "first")
+    newer = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    newer.save_pretrained(folder / "newer")
+    CheckpointVersions(folder).publish(1, newer.state_dict().items())
+    engine = await started(folder / "first")
     [specs] = engine._engine.collective_rpc("get_kv_cache_spec")
     kept = sum(spec.page_size_bytes // spec.block_size for spec in specs.values())
     estimate = kv_bytes_of_a_token(engine.settings)
+    before = await engine.score(TOKENS)
+    await engine.load(WeightSource("checkpoint", str(folder)), 1)
+    loaded = await engine.score(TOKENS)
     await engine.stop()
-    return kept, estimate
+    other = await started(folder / "newer")
+    expected = await other.score(TOKENS)
+    await other.stop()
+    assert before != expected
+    return kept, estimate, max(abs(a - b) for a, b in zip(loaded, expected, strict=True))
 
 
 kind = sys.argv[1]

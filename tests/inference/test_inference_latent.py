@@ -1,4 +1,4 @@
-"""What vLLM keeps of a token of a model with latent attention, by vLLM itself and by our estimate."""
+"""Engines of models with latent attention: what vLLM keeps of a token, and whole weights that they load."""
 
 from __future__ import annotations
 
@@ -9,24 +9,56 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from raising import raising
+from transformers import AutoConfig
 
-from trinity_core.inference.settings import LATENT, latent_numbers
+from trinity_core.errors import WeightSyncError
+from trinity_core.inference.settings import LATENT, EngineSettings, latent_numbers
+from trinity_core.inference.vllm_types import engine_arguments
+from trinity_core.inference.weight_receiver import parameter_digests
+from trinity_core.sync.digest import value_digest
+from trinity_core.sync.weight_check import ABSORBED, verify_parameters
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deepseek_v3", "minicpm3"])
 @pytest.mark.timeout(400)
-def test_the_cache_of_latent_attention_is_as_large_as_estimated(kind: str, tmp_path: Path) -> None:
-    """The one keeps the latent vector, the other whole keys and values."""
+def test_latent_attention_loads_weights_and_keeps_what_is_estimated(kind: str, tmp_path: Path) -> None:
+    """The one keeps the latent vector, the other whole keys and values. The first makes matrices of `kv_b_proj`, which
+    are made anew."""
     script = Path(__file__).with_name("latent_attention.py")
     command = [sys.executable, script, kind, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    kept, estimate = json.loads(done.stdout.splitlines()[-1])
-    assert kept == estimate > 0
+    kept, estimate, gap = json.loads(done.stdout.splitlines()[-1])
+    assert kept == estimate > 0 and gap == 0.0
 
 
+def test_matrices_of_latent_attention_are_checked_as_what_they_are_made_of() -> None:
+    """By the names and sizes of vLLM's; one matrix that no load has made anew is found."""
+    attention, heads, latent = torch.nn.Module(), 4, 8
+    attention.kv_b_proj = torch.nn.Linear(latent, heads * 6, bias=False)
+    nope, value = attention.kv_b_proj.weight.T.view(latent, heads, 6).split([4, 2], -1)
+    attention.W_UK_T = torch.nn.Parameter(nope.permute(1, 2, 0).clone())
+    attention.W_UV = torch.nn.Parameter(value.transpose(0, 1).clone())
+    published = {"kv_b_proj.weight": value_digest(attention.kv_b_proj.weight, "float32")}
+    verify_parameters(1, published, [parameter_digests(attention, "float32")])
+    attention.W_UV.data.mul_(2)
+    with raising(WeightSyncError, key=f"kv_b_proj.weight{ABSORBED}"):
+        verify_parameters(1, published, [parameter_digests(attention, "float32")])
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("deepseek_v3", "CPU_MLA"), ("qwen2", None)])
+def test_latent_attention_on_the_cpu_runs_on_kernels_that_load_weights_again(
+    kind: str, backend: str | None, tmp_path: Path
+) -> None:
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    arguments = engine_arguments(EngineSettings(str(tmp_path), 64, kv_cache_gib=0.1))
+    assert arguments.get("attention_backend") == backend
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LATENT)
 def test_vllm_computes_the_attention_of_these_models_on_latent_vectors(kind: str) -> None:
     import vllm.config  # noqa: F401 - else its parts import each other in a circle

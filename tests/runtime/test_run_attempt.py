@@ -83,6 +83,14 @@ def lose_the_store(attempt: RunAttempt) -> None:
     (Path(attempt.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
 
 
+def end_looks(attempt: RunAttempt) -> None:
+    """From now on the run's end alone looks at the tracking system, while no other look is under way."""
+    attempt.tracking()
+    assert attempt._tracking is not None and attempt._tracking._forwarder is not None
+    attempt._tracking._forwarder._done.set()
+    attempt._tracking._forwarder._thread.join()
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """An explorer that is a run of its own."""
@@ -150,9 +158,10 @@ def is_awaited(config: Config) -> bool:
 def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_core.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("trinity_core.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.1)
     attempt = begin(tmp_path)
     with pytest.raises(TransientFault, match="the node died"), attempt:
+        end_looks(attempt)
         lose_the_store(attempt)
         raise TransientFault("the node died")
     assert "not a database" in caplog.text
@@ -160,9 +169,10 @@ def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
 
 @pytest.mark.slow
 def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_core.tracking.forwarder.CLOSE_SECONDS", 5.0)  # a look may still go on
+    monkeypatch.setattr("trinity_core.tracking.forwarder.CLOSE_SECONDS", 0.1)
     attempt = begin(tmp_path)
     with pytest.raises(Exception, match="not a database"), attempt:
+        end_looks(attempt)
         lose_the_store(attempt)
 
 

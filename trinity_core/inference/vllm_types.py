@@ -122,12 +122,15 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """Latent attention runs on vLLM's reference kernels: those of AMX drop `kv_b_proj` once it is packed, and cannot
+    load further weights."""
     return {
         "enforce_eager": settings.eager,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
         "block_size": settings.block_size or CPU_BLOCK_TOKENS,
         "kv_cache_memory_bytes": _kv_bytes(settings),
+        **({"attention_backend": "CPU_MLA"} if latent_numbers(_text_config(settings)) else {}),
     }
 
 
@@ -138,15 +141,21 @@ def _kv_bytes(settings: EngineSettings) -> int:
 
 def kv_bytes_of_a_token(settings: EngineSettings) -> int:
     """Bytes that an engine on one device keeps of a token in all layers."""
+    text = _text_config(settings)
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    layers, channels, latent = text["num_hidden_layers"], head_channels(text), latent_numbers(text)
+    return kv_bytes_per_token(layers, heads, channels, settings.compute_dtype, latent)
+
+
+def _text_config(settings: EngineSettings) -> dict[str, Any]:
+    """The language model's part of the model's config.json."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
         settings.model_path, trust_remote_code=settings.trust_remote_code, **settings.model_overrides
     )
-    text = config.get_text_config().to_dict()
-    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
-    layers, channels, latent = text["num_hidden_layers"], head_channels(text), latent_numbers(text)
-    return kv_bytes_per_token(layers, heads, channels, settings.compute_dtype, latent)
+    text: dict[str, Any] = config.get_text_config().to_dict()
+    return text
 
 
 def check_model(model_path: str) -> None:

@@ -16,7 +16,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.versions import open_versions
-from trinity_core.sync.weight_check import COMPUTED, PACKED, SAME
+from trinity_core.sync.weight_check import ABSORBED, COMPUTED, PACKED, SAME
 from trinity_core.threads import end_with
 
 if TYPE_CHECKING:
@@ -122,17 +122,25 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
 
     A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
-    What several modules share has all its names (`weight_check.SAME`). What its loader computes has no digest.
+    What several modules share has all its names (`weight_check.SAME`). What its loader computes has no digest. The two
+    matrices that latent attention makes of `kv_b_proj` have one digest together, which is that of `kv_b_proj`.
     """
+    from torch.nn.functional import linear
+
     digests: dict[str, int | None] = {}
     quantized = {id(p) for module in model.modules() if _is_quantized(module) for p in module.parameters(recurse=False)}
-    parameters = {id(p): p for p in model.parameters() if p.numel()}
+    absorbed = {id(p): m for m in model.modules() for p in _absorbed(m)}
+    parameters = {id(p): p for p in model.parameters() if p.numel() and id(p) not in absorbed}
     for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
         if id(parameter) in quantized or _is_computed(parameter):
             digests[f"{names}{COMPUTED}"] = None
         else:
             digests[names] = value_digest(parameter, dtype)
-    packed = {id(m): m for m in model.modules() if "cpu_linear" in vars(m)}
+    sources = ((m, vars(m)["_modules"]["kv_b_proj"]) for m in absorbed.values())
+    made_of = {id(source): m for m, source in sources if not _is_quantized(source)}
+    for names, module in _named(made_of, model.named_modules(remove_duplicate=False), ".weight"):
+        digests[f"{names}{ABSORBED}"] = sum(value_digest(part, dtype) for part in _absorbed(module))
+    packed = {id(m): m for m in model.modules() if vars(m).get("cpu_linear", linear) is not linear}
     for names, module in _named(packed, model.named_modules(remove_duplicate=False), ".weight"):
         digests[f"{names}{PACKED}"] = vars(module).get(DIGEST)
     _say_once(tuple(name.removesuffix(COMPUTED) for name in digests if name.endswith(COMPUTED)))
@@ -145,6 +153,13 @@ def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "
     for name, thing in named:
         names.setdefault(id(thing), []).append(f"{name}{last}")
     yield from ((SAME.join(names[key]), thing) for key, thing in things.items())
+
+
+def _absorbed(module: nn.Module) -> list[nn.Parameter]:
+    """W_UK and W_UV of latent attention, which decoding reads in place of `kv_b_proj`; vLLM makes them at each
+    load."""
+    made = [module._parameters.get(name) for name in ("W_UK_T", "W_UV")]
+    return [parameter for parameter in made if parameter is not None]
 
 
 def _is_quantized(module: nn.Module) -> bool:

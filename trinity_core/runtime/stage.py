@@ -303,7 +303,7 @@ def in_newest_folder(config: Config, pipeline_dir: Path | None = None) -> Config
         return config
     pipeline = pipeline_dir.name if pipeline_dir else config.name
     name = newest_run(config.job_dir.parent, pipeline, config.name.removeprefix(pipeline))
-    newest = config.with_values({"name": name})
+    newest = config.resuming(name) if config.stages else config.with_values({"name": name})
     log.info("The newest run of %s is in %s", config.name, newest.job_dir)
     return newest
 

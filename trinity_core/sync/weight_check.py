@@ -27,6 +27,9 @@ PACKED = " (packed)"
 """Ends the name of a weight that the engine's kernels have a copy of, in a layout of their own."""
 COMPUTED = " (computed)"
 """Ends the name of a parameter whose loader does not copy what was published."""
+ABSORBED = " (absorbed)"
+"""Ends the name of a weight that the engine also holds divided into the matrices of latent attention."""
+KINDS = (PACKED, COMPUTED, ABSORBED)
 SAME = " = "
 """Between the names of a parameter that several modules share."""
 FEW = 4
@@ -122,7 +125,7 @@ def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[
     """Name each parameter once: by the names under which tensors were published, or else by the shortest."""
     chosen: dict[str, int | None] = {}
     for names, value in rank.items():
-        kind = next((kind for kind in (PACKED, COMPUTED) if names.endswith(kind)), "")
+        kind = next((kind for kind in KINDS if names.endswith(kind)), "")
         aliases = names.removesuffix(kind).split(SAME)
         own = [name for name in aliases if name in published] or [min(aliases, key=lambda name: name.count("."))]
         chosen |= {f"{name}{kind}": value for name in own}
@@ -138,7 +141,7 @@ def match(
     `others`) that are nearest in the tree of modules, the same last part of the name preferred. Every parameter is in
     one group; a tensor that belongs to none is one that the engine has no use for.
     """
-    bare = {name: name.removesuffix(PACKED).removesuffix(COMPUTED) for name in parameters}
+    bare = {name: name.removesuffix(next(filter(name.endswith, KINDS), "")) for name in parameters}
     taken = {name.removesuffix(PACKED) for name in others}
     yield from (([name], [own]) for name, own in bare.items() if own in tensors)
     left = ({name: own for name, own in bare.items() if own not in tensors}, set(tensors) - set(bare.values()) - taken)
