@@ -4,26 +4,30 @@ Each part is a process with a limit of its own, which writes OUT/PART.json at on
 lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
 
     python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
-    python benchmarks/gpu.py --engine             engine and coexist as well: vLLM
+    python benchmarks/gpu.py --engine             engine, coexist, run and one_gpu as well: vLLM, Ray
 
 Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
-require. Weights that are pushed by NCCL need two GPUs: `tests/sync/test_sync_nccl.py` pushes them by gloo.
+require; vLLM without flashinfer needs VLLM_USE_FLASHINFER_SAMPLER=0. Weights that are pushed by NCCL need two GPUs:
+`tests/sync/test_sync_nccl.py` pushes them by gloo.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 
+ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}
 """Operations a second in bfloat16 without sparsity, as the data sheets say."""
@@ -43,6 +48,8 @@ class Scale:
     """How large everything is: for a GPU, or to show on a CPU that the code works."""
 
     tiny: bool
+    folder: Path = Path()
+    """Where the parts make the models that they share."""
 
     @property
     def device(self) -> torch.device:
@@ -146,11 +153,15 @@ def random_rows(scale: Scale, vocabulary: int, seed: int = 0) -> list[Any]:
     ]  # fmt: skip
 
 
-def make_folder(scale: Scale, folder: Path) -> str:
-    """A random model on disk."""
-    from trinity_core.data.tiny import make_model
+def make_model(scale: Scale) -> str:
+    """The folder of a random model; the first part that needs it makes it."""
+    from trinity_core.data import tiny
 
-    make_model(folder, 0, scale.model)
+    folder = scale.folder / f"{'tiny' if scale.tiny else 'large'}_model"
+    if not folder.exists():
+        making = folder.with_suffix(".part")
+        tiny.make_model(making, 0, scale.model)
+        making.rename(folder)
     return str(folder)
 
 
@@ -162,26 +173,25 @@ def part_paths(scale: Scale) -> Result:
 
     out: Result = {}
     repeats, after = scale.rows[1], scale.rows[3]
-    with tempfile.TemporaryDirectory() as folder:
-        small = make_folder(Scale(tiny=True), Path(folder))
-        for dtype in (torch.float32, torch.bfloat16):
-            lm = load_causal_lm(small, dtype).to(scale.device)
-            rows = random_rows(scale, 400)[:repeats]
-            outputs, by_length = [], find_fast_paths(lm).by_length
-            for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
-                lm.set_attn_implementation(attention)
-                lm.zero_grad()
-                micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
-                logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, False)
-                logprobs.mean().backward()
-                gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
-                outputs.append((micro.grid(logprobs.detach()), gradient))
-            name, (plain, packed) = str(dtype).removeprefix("torch."), outputs
-            out[f"{name}_by_length"] = by_length
-            out[f"{name}_logprob_gap"] = float((plain[0] - packed[0]).abs().max())
-            out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
-            tolerance = 1e-3 if dtype == torch.float32 else 0.1
-            assert out[f"{name}_logprob_gap"] < tolerance and out[f"{name}_gradient_gap"] < tolerance, out
+    small = make_model(replace(scale, tiny=True))
+    for dtype in (torch.float32, torch.bfloat16):
+        lm = load_causal_lm(small, dtype).to(scale.device)
+        rows = random_rows(scale, 400)[:repeats]
+        outputs, by_length = [], find_fast_paths(lm).by_length
+        for packing, attention in ((False, "sdpa"), (True, ATTENTION)):
+            lm.set_attn_implementation(attention)
+            lm.zero_grad()
+            micro = build_micro(rows, range(len(rows)), after, packing).to(scale.device)
+            logprobs, _ = Policy(lm, FastPaths(packing, packing, packing and by_length))(micro, 1.0, False)
+            logprobs.mean().backward()
+            gradient = torch.cat([p.grad.float().flatten() for p in lm.parameters() if p.grad is not None])
+            outputs.append((micro.grid(logprobs.detach()), gradient))
+        name, (plain, packed) = str(dtype).removeprefix("torch."), outputs
+        out[f"{name}_by_length"] = by_length
+        out[f"{name}_logprob_gap"] = float((plain[0] - packed[0]).abs().max())
+        out[f"{name}_gradient_gap"] = float((plain[1] - packed[1]).norm() / plain[1].norm())
+        tolerance = 1e-3 if dtype == torch.float32 else 0.1
+        assert out[f"{name}_logprob_gap"] < tolerance and out[f"{name}_gradient_gap"] < tolerance, out
     return out | attention_times(scale)
 
 
@@ -193,7 +203,8 @@ def attention_times(scale: Scale) -> Result:
     rows = random_rows(scale, 400)
     before, after = scale.rows[2:]
     device, dtype = scale.device, torch.float32 if scale.device.type == "cpu" else torch.bfloat16
-    heads, kv_heads, channels, length = scale.model.heads, scale.model.key_value_heads, 64, before + after
+    heads, kv_heads, length = scale.model.heads, scale.model.key_value_heads, before + after
+    channels = scale.model.hidden_size // heads
     packed = build_micro(rows, range(len(rows)), after).to(device).inputs
 
     def inputs(batch: int, tokens: int) -> list[torch.Tensor]:
@@ -209,10 +220,7 @@ def attention_times(scale: Scale) -> Result:
         from torch.nn.attention.varlen import varlen_attn
 
         q, k, v = (x if x.shape[1] == heads else x.repeat_interleave(heads // kv_heads, 1) for x in flat)
-        try:
-            return varlen_attn(q, k, v, ends, ends, length, length, is_causal=True)
-        except TypeError:  # torch 2.13 calls it window_size
-            return varlen_attn(q, k, v, ends, ends, length, length, window_size=(-1, 0))
+        return varlen_attn(q, k, v, ends, ends, length, length, window_size=(-1, 0))
 
     compiled: list[Any] = []
 
@@ -287,7 +295,7 @@ def part_steps(scale: Scale) -> Result:
 
     out: Result = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = make_folder(scale, Path(folder) / "model")
+        model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         for name, overrides in HOW.items():
             config = config_for(scale, model, folder, *overrides)
@@ -317,6 +325,7 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
     tokens, parameters = sum(len(row.tokens) for row in rows), learner.engine.module.lm.num_parameters()
     out: Result = {"step_s": seconds, "planned_gib": planned_bytes(config, on_gpu) / GIB}
     if on_gpu:
+        out["fast_paths"] = str(learner.engine.module.fast_paths)
         out["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
         out |= use_of_gpu(learner, rows)
         peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
@@ -326,11 +335,17 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
     if moves:
         began = time.perf_counter()
         learner.offload()
-        out["offload_s"], began = time.perf_counter() - began, time.perf_counter()
+        out["offload_s"] = time.perf_counter() - began
         out["left_gib"] = torch.cuda.memory_allocated() / GIB if on_gpu else 0.0
         learner.reload()
+        learner.offload()  # into memory that is there by now
+        began = time.perf_counter()
+        learner.reload()
         settle(ranks.device)
-        out["reload_s"] = time.perf_counter() - began
+        out["reload_s"], began = time.perf_counter() - began, time.perf_counter()
+        learner.offload()
+        out["offload_again_s"] = time.perf_counter() - began
+        learner.reload()
         out["metrics_after"] = {
             k: v for k, v in learner.step(rows, 4).items() if k in ("actor/pg_loss", "actor/grad_norm")
         }
@@ -342,13 +357,14 @@ def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
     from torch.profiler import ProfilerActivity, profile
 
     began = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         learner.step(rows, 3)
         torch.cuda.synchronize()
         wall = time.perf_counter() - began
-    events = profiler.key_averages()
-    busy = sum(event.self_device_time_total for event in events) / 1e6
-    waits = sum(event.count for event in events if "Synchronize" in event.key)
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()  # the profiler's own sums take minutes for a step
+    busy = sum(event.duration_ns() for event in events if event.device_type() == torch.autograd.DeviceType.CUDA) / 1e9
+    waits = sum("Synchronize" in event.name() for event in events)
     return {"idle_share": max(0.0, 1 - busy / wall), "synchronizations": waits}
 
 
@@ -361,7 +377,7 @@ def part_resume(scale: Scale) -> Result:
     from trinity_core.training.state import weights
 
     with tempfile.TemporaryDirectory() as folder:
-        model = make_folder(scale, Path(folder) / "model")
+        model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         config = config_for(scale, model, folder, *HOW["zero2_checkpointing"])
         learner = Learner(config, 4, ranks)
@@ -400,7 +416,7 @@ def part_engine(scale: Scale) -> Result:
 
     out: Result = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = make_folder(scale, Path(folder) / "model")
+        model = make_model(scale)
         open_versions("checkpoint", Path(folder)).publish(1, adapter_for(model))
         adapter = {"lora_rank": RANK, "lora_modules": (ADAPTED,)}
         kinds = {"graphs": (False, {}), "eager": (True, {}), "lora": (scale.device.type == "cpu", adapter)}
@@ -484,7 +500,7 @@ def part_coexist(scale: Scale) -> Result:
     from trinity_core.training.learner import Learner
 
     with tempfile.TemporaryDirectory() as folder:
-        model = make_folder(scale, Path(folder) / "model")
+        model = make_model(scale)
         engine = engine_of(scale, model, gpu_memory_utilization=0.3)
         before = free(scale)
         asyncio.run(engine.start())
@@ -521,6 +537,125 @@ async def take_turns(engine: Any, learner: Any, rows: list[Any], scale: Scale) -
     return out
 
 
+ON_ONE_GPU = (
+    "cluster.gpu_per_node=1",
+    "trainer.worker_num=1",
+    "trainer.zero_stage=2",
+    "explorer.rollout_model.engine_num=1",
+    "explorer.rollout_model.gpu_memory_utilization=0.12",
+)
+NO_STAGES = ("stages=[]", "continue_from_checkpoint=false")
+
+
+def command(config: str, name: str, folder: str, *overrides: str) -> list[str]:
+    """A user's command for a run whose job is `folder`/Trinity-Flows/`name`."""
+    module = [sys.executable, "-m", "trinity_core.runtime.run", "--config", f"configs/{config}.yaml"]
+    return [*module, f"name={name}", f"checkpoint_root_dir={folder}", "monitor.monitor_type=tensorboard", *overrides]
+
+
+def part_run(scale: Scale) -> Result:
+    """Whole runs: stages in turn on one GPU; killed and resumed; with an adapter; with one of a base in 4 bits."""
+    from trinity_core.data.tiny import TinySize, make_tiny
+
+    on_gpu, steps = scale.device.type == "cuda", 4 if scale.tiny else 24
+    with tempfile.TemporaryDirectory() as folder:
+        begin = make_tiny(Path(folder) / "begin", size=TinySize() if scale.tiny else TinySize(256, 768, 4, 4, 2))
+        place = {"TRINITY_MODEL_PATH": str(begin.model), "TRINITY_TASKSET_PATH": str(begin.data)}
+        job, shared = Path(folder) / "Trinity-Flows", ON_ONE_GPU * on_gpu
+        whole = (
+            "quickstart/quickstart",
+            "whole",
+            folder,
+            *shared,
+            *["explorer.rollout_model.enforce_eager=false"] * on_gpu,
+        )
+        out: Result = {}
+        out["whole"] = finished(command(*whole, f"buffer.total_steps={steps}"), place, job / "whole_rft")
+        longer = command(*whole, f"buffer.total_steps={2 * steps}", "trainer.save_interval=2")
+        kill_after(longer, place, job / "whole_rft", steps + 3)
+        out["killed"] = finished(longer, place, job / "whole_rft")
+        place |= {"TRINITY_MODEL_PATH": json.loads((job / "whole_sft" / "summary.json").read_text())["hf_dir"]}
+        for name, four_bits in (("lora", False), ("qlora", True)) if on_gpu else (("lora", False),):
+            adapter = f"model.lora_configs=[{{lora_rank: 16, lora_alpha: 32, load_in_4bit: {str(four_bits).lower()}}}]"
+            more = (*shared, *NO_STAGES, adapter, f"buffer.total_steps={steps // 2}")
+            out[name] = finished(command("lora/quickstart", name, folder, *more), place, job / name)
+            print(json.dumps(out), flush=True)
+    return out
+
+
+def part_one_gpu(scale: Scale) -> Result:
+    """Two steps of configs/gsm8k/one_gpu.yaml with random weights, whose answers all run to their limit, on as much of
+    the GPU as one of 24 GB has: seconds and memory."""
+    from trinity_core.data.tiny import make_tiny
+
+    on_gpu = scale.device.type == "cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"TRINITY_MODEL_PATH": make_model(scale)}
+        place["TRINITY_TASKSET_PATH"] = str(make_tiny(Path(folder) / "begin").data)
+        fields = ("buffer.explorer_input.eval_tasksets=[]", "buffer.explorer_input.taskset.subset_name=null")
+        more = ["buffer.total_steps=2", *fields]
+        if on_gpu:
+            share = 0.85 * 24e9 / torch.cuda.get_device_properties(0).total_memory
+            more += [f"explorer.rollout_model.gpu_memory_utilization={share:.3f}"]
+        else:
+            more += [
+                "cluster.gpu_per_node=0",
+                "model.max_response_tokens=16",
+                "model.max_prompt_tokens=128",
+                "buffer.batch_size=4",
+            ]
+        with most_used() as used:
+            out = finished(
+                command("gsm8k/one_gpu", "one_gpu", folder, *more), place, Path(folder) / "Trinity-Flows" / "one_gpu"
+            )
+        return out | {"most_used_gib": max(used, default=None)}
+
+
+@contextmanager
+def most_used() -> Iterator[list[float]]:
+    """GiB of the GPU in use, by all processes, ten times a second until the end; empty without a GPU."""
+    used: list[float] = []
+    if not torch.cuda.is_available():
+        yield used
+        return
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=100"]
+    watch = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+    try:
+        yield used
+    finally:
+        watch.terminate()
+        used += [float(line) / 1024 for line in (watch.stdout or ()) if line.strip().isdigit()]
+
+
+def finished(command: list[str], environment: dict[str, str], job: Path) -> Result:
+    """Run to the end: seconds, scores, and what its last step measured."""
+    from trinity_core.tracking.metrics_file import read_metrics
+
+    began = time.perf_counter()
+    subprocess.run(command, env=os.environ | environment, cwd=ROOT, check=True)
+    lines = [line for line in read_metrics(job) if line.source != "eval"]
+    last = {key: value for line in lines if line.step == lines[-1].step for key, value in line.metrics.items()}
+    summary = json.loads((job / "summary.json").read_text())
+    kept = ("rollout_gap/mean", "rollout_gap/max", "reward/mean", "actor/grad_norm", "weight_sync/check_gap")
+    times = {key: value for key, value in last.items() if key.startswith("timing_s/")}
+    return {
+        "seconds": time.perf_counter() - began, "step": summary["step"], "scores": summary["scores"],
+        **{key: last.get(key) for key in kept}, **times,
+    }  # fmt: skip
+
+
+def kill_after(command: list[str], environment: dict[str, str], job: Path, step: int) -> None:
+    """Kill a run and all that it started once it has recorded a step."""
+    from trinity_core.tracking.metrics_file import read_metrics
+
+    run = subprocess.Popen(command, env=os.environ | environment, cwd=ROOT, start_new_session=True)
+    while run.poll() is None and not any(line.step >= step for line in read_metrics(job)):
+        time.sleep(0.1)
+    assert run.poll() is None, f"the run ended with code {run.returncode} before step {step}"
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+
+
 PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
     "digests": (part_digests, 40),
     "sync": (part_sync, 60),
@@ -529,14 +664,35 @@ PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
     "resume": (part_resume, 120),
     "engine": (part_engine, 400),
     "coexist": (part_coexist, 140),
+    "run": (part_run, 400),
+    "one_gpu": (part_one_gpu, 240),
 }
-"""What each does, and its limit in seconds: 540 in all without vLLM, and as many with it."""
-NEED_VLLM = ("engine", "coexist")
+"""What each does, and its limit in seconds: 540 in all without vLLM, and twice as many with it."""
+NEED_VLLM = ("engine", "coexist", "run", "one_gpu")
+
+
+def share_heads() -> None:
+    """Let torch 2.11's kernel of attention by length take fewer heads of keys than of queries, as torch 2.13's does."""
+    from torch.nn.attention import varlen
+
+    kernel = varlen.varlen_attn
+    if "enable_gqa" in inspect.signature(kernel).parameters:
+        return
+
+    @functools.wraps(kernel)
+    def shared(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, enable_gqa: bool = False, **more: Any
+    ) -> Any:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return kernel(q, k, v, *args, **more)
+
+    varlen.varlen_attn = shared
 
 
 def run_part(name: str, scale: Scale, out: Path) -> None:
     """Do a part in this process, and write what came of it."""
     began = time.perf_counter()
+    share_heads()
     result: Result = {"part": name, "tiny": scale.tiny, "torch": torch.__version__}
     result["device"] = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
     try:
@@ -557,27 +713,38 @@ def main() -> int:
     parser.add_argument("--engine", action="store_true", help="also what needs vLLM")
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=Path, help="where the parts make the random models; else a temporary folder")
     args = parser.parse_args()
     if not torch.cuda.is_available() and not args.tiny:
         print("There is no GPU here; --tiny shows on the CPU that the parts work.")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     if args.part:
-        run_part(args.part, Scale(args.tiny), args.out)
+        run_part(args.part, Scale(args.tiny, args.models), args.out)
         return 0
+    names = args.only or [name for name in PARTS if name not in NEED_VLLM or args.engine]
+    if args.models:
+        return int(run_parts(names, args))
+    with tempfile.TemporaryDirectory() as folder:
+        args.models = Path(folder)
+        return int(run_parts(names, args))
+
+
+def run_parts(names: Sequence[str], args: argparse.Namespace) -> bool:
+    """Run each part in a process of its own; True if one failed."""
     failed = False
-    for name in args.only or [name for name in PARTS if name not in NEED_VLLM or args.engine]:
-        path, limit = args.out / f"{name}.json", PARTS[name][1]
+    for name in names:
+        path, limit = args.out / f"{name}.json", PARTS[name][1] * (3 if args.tiny else 1)
         path.unlink(missing_ok=True)
-        command = [sys.executable, __file__, "--part", name, "--out", str(args.out), *["--tiny"] * args.tiny]
+        options = ["--out", str(args.out), "--models", str(args.models), *["--tiny"] * args.tiny]
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, timeout=limit, check=False)
+            subprocess.run([sys.executable, __file__, "--part", name, *options], timeout=limit, check=False)
         if not path.exists():
             path.write_text(json.dumps({"part": name, "status": "failed", "reason": f"not done in {limit} s, or died"}))
         result = json.loads(path.read_text())
         failed |= result["status"] == "failed"
         print(json.dumps(result), flush=True)
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":

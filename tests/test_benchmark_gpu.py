@@ -57,14 +57,15 @@ def test_every_part_works_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     gpu = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, gpu)
     spec.loader.exec_module(gpu)
-    assert gpu.PARTS.keys() == PARTS.keys()
+    assert gpu.PARTS.keys() - PARTS.keys() == {"run", "one_gpu"}  # whole runs, which take minutes
 
     def run_part(command: list[str], **_: Any) -> None:
         monkeypatch.setattr(sys, "argv", command[1:])
         gpu.main()
 
     monkeypatch.setattr(gpu, "subprocess", mock.Mock(run=run_part, TimeoutExpired=subprocess.TimeoutExpired))
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", "--engine", "--out", str(tmp_path)])
+    only = [argument for name in PARTS for argument in ("--only", name)]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--tiny", *only, "--out", str(tmp_path)])
     failed = gpu.main()
     reports = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert not failed and {part["status"] for part in reports.values()} == {"done"}, reports
