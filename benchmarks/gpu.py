@@ -333,19 +333,15 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
         by_length = learner.engine.module.fast_paths.by_length  # what is planned; masks take more
         assert out["peak_gib"] <= out["planned_gib"] or not by_length, f"more than the plan says: {out}"
     if moves:
-        began = time.perf_counter()
-        learner.offload()
-        out["offload_s"] = time.perf_counter() - began
-        out["left_gib"] = torch.cuda.memory_allocated() / GIB if on_gpu else 0.0
-        learner.reload()
-        learner.offload()  # into memory that is there by now
-        began = time.perf_counter()
-        learner.reload()
-        settle(ranks.device)
-        out["reload_s"], began = time.perf_counter() - began, time.perf_counter()
-        learner.offload()
-        out["offload_again_s"] = time.perf_counter() - began
-        learner.reload()
+        for again in ("", "_again"):  # the first makes the place in the machine's memory
+            began = time.perf_counter()
+            learner.offload()
+            out[f"offload{again}_s"] = time.perf_counter() - began
+            out["left_gib"] = torch.cuda.memory_allocated() / GIB if on_gpu else 0.0
+            began = time.perf_counter()
+            learner.reload()
+            settle(ranks.device)
+            out[f"reload{again}_s"] = time.perf_counter() - began
         out["metrics_after"] = {
             k: v for k, v in learner.step(rows, 4).items() if k in ("actor/pg_loss", "actor/grad_norm")
         }

@@ -115,7 +115,7 @@ class Trainer:
         self._is_offloaded = False
         self._config = config
         self.save_interval = config.trainer.save_interval
-        self.metrics = MetricsFile(config.layout.root, "trainer") if ranks.first else None
+        self.metrics = MetricsFile(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
         """What ended a wait for a batch or for the GPU; the steps before it are saved."""
