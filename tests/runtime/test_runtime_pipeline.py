@@ -71,7 +71,7 @@ def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
 def test_a_finished_pipeline_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_base: str, before: float | None
 ) -> None:
-    """Nor is its last stage scored again; its model as it was is asked for, which may have a score. Ray does not start."""
+    """Nor is its last stage scored again; its model as it was is asked for, which may have a score. No Ray starts."""
     at_start = f"explorer.eval_on_startup={scores_base}"
     sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
