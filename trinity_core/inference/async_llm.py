@@ -54,6 +54,7 @@ class AsyncLLMEngine(Engine):
         with reasons_of_children():
             self._engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
+        await self._vllm.collective_rpc("take_trainers_tensors")
         await self._vllm.update_weight_version(str(self.version))
 
     @property

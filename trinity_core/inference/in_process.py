@@ -198,6 +198,7 @@ class InProcessEngine(Engine):
             with digests_before_packing(self.settings.compute_dtype) if self.settings.lora_rank else nullcontext():
                 engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
+        engine.collective_rpc("take_trainers_tensors")
         engine.collective_rpc("use_seeded_sampler")
         log.info("engine built in %.1f s", time.perf_counter() - began)
         return engine

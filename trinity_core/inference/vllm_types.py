@@ -134,7 +134,7 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
         "block_size": settings.block_size or CPU_BLOCK_TOKENS,
         "kv_cache_memory_bytes": _kv_bytes(settings),
-        **(CPU_LATENT if latent_numbers(_text_config(settings)) else {}),
+        **(CPU_LATENT if latent_numbers(_sizes(settings)) else {}),
     }
 
 
@@ -145,21 +145,26 @@ def _kv_bytes(settings: EngineSettings) -> int:
 
 def kv_bytes_of_a_token(settings: EngineSettings) -> int:
     """Bytes that an engine on one device keeps of a token in all layers."""
-    text = _text_config(settings)
+    text = _sizes(settings)
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     layers, channels, latent = text["num_hidden_layers"], head_channels(text), latent_numbers(text)
     return kv_bytes_per_token(layers, heads, channels, settings.compute_dtype, latent)
 
 
-def _text_config(settings: EngineSettings) -> dict[str, Any]:
-    """The language model's part of the model's config.json."""
+def text_config(settings: EngineSettings) -> Any:
+    """transformers' configuration of the language model."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
         settings.model_path, trust_remote_code=settings.trust_remote_code, **settings.model_overrides
     )
-    text: dict[str, Any] = config.get_text_config().to_dict()
-    return text
+    return config.get_text_config()
+
+
+def _sizes(settings: EngineSettings) -> dict[str, Any]:
+    """What config.json says of the language model, by the common names."""
+    text = text_config(settings)
+    return text.to_dict() | {name: getattr(text, name) for name in text.attribute_map}  # GPT-2's n_head and the like
 
 
 def check_model(model_path: str) -> None:

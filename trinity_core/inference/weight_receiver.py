@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.checkpoints.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_config, read_tensors, scaling
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.inference.hub_names import HubNames
 from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.versions import open_versions
@@ -27,6 +28,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+EMBEDDED = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight")
+"""Ends of the names of input embeddings: of most models, of GPT-2, of GPT-NeoX."""
 COMPUTING = ("composed_loader", "A_weight_loader")
 """vLLM's weight loaders that do not copy: -exp(A_log) in Mamba layers, an offset of norms."""
 DIGEST = "packed_weight_digest"
@@ -257,10 +260,28 @@ def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str
     head = embeddings = None
     for name, tensor in tensors:
         head = tensor if name == HEAD else head
-        embeddings = tensor if name == EMBEDDINGS else embeddings
+        embeddings = tensor if name.endswith(EMBEDDED) else embeddings
         yield name, tensor
     if head is None and embeddings is not None:
         yield HEAD, embeddings
+
+
+def take_trainers_tensors(model: Any, config: Any) -> None:
+    """Make a model of vLLM's take the tensors that a trainer holds, however they come: each way calls `load_weights`.
+
+    They are named as in transformers (`HubNames`), and a tied head is among them, which the classes without
+    `lm_head` (Gemma 2, Command R: their embeddings give the logits) refuse. `config` is transformers' of the model.
+    """
+    modules = (name for name, _ in model.named_modules(remove_duplicate=False))
+    left_out = () if any(name.split(".")[-1] == "lm_head" for name in modules) else (HEAD,)
+
+    on_hub = HubNames(config)
+
+    def load_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        named = ((name, tensor) for name, tensor in on_hub.tensors(tensors) if name not in left_out)
+        return type(model).load_weights(model, named)
+
+    model.load_weights = load_weights
 
 
 class WorkerExtension(WeightReceiver):
@@ -273,6 +294,11 @@ class WorkerExtension(WeightReceiver):
         """
         above = [] if os.getppid() == actor else [os.getppid()]
         end_with(actor, above)
+
+    def take_trainers_tensors(self) -> None:
+        """See the function of this name."""
+        worker: Any = self
+        take_trainers_tensors(worker.get_model(), worker.model_config.hf_text_config)
 
     def use_seeded_sampler(self) -> None:
         """Sample tokens with `trinity_core.inference.seeded_sampler` from now on. CPU only."""

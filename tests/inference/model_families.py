@@ -1,4 +1,4 @@
-"""Engines of mixtures of experts in a process of their own, started by `test_inference_experts`.
+"""Engines of several model families in a process of their own, started by `test_inference_families`.
 
 Each loads weights from every source; printed is, for each, the largest gap in a log-prob to transformers.
 """
@@ -10,11 +10,19 @@ import copy
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import WeightSource
@@ -49,7 +57,33 @@ def with_shared_expert() -> Any:
     return model
 
 
-MODELS = {"qwen3": small, "glm4": with_shared_expert}
+SIZES = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 48}
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def named_otherwise(kind: str, **sizes: Any) -> Any:
+    """A model whose tensors transformers names otherwise than vLLM, or whose head vLLM does not have."""
+    # Gemma 2's soft caps are left out of transformers' SDPA.
+    config = AutoConfig.for_model(kind, **{**SIZES, **sizes})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+MODELS = {
+    "qwen3": small,
+    "glm4": with_shared_expert,
+    "mixtral": partial(named_otherwise, "mixtral", **EXPERTS),
+    "deepseek": partial(named_otherwise, "deepseek_v2", **EXPERTS, **LATENT),
+    "gemma2": partial(named_otherwise, "gemma2", query_pre_attn_scalar=32, sliding_window=4),
+    "gpt2": partial(named_otherwise, "gpt2"),
+}
 
 
 def changed(model: Any) -> Any:
