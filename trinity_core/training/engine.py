@@ -114,7 +114,6 @@ class TrainingEngine:
         if not self.plain:
             self.deepspeed.step()
             return float(self.deepspeed.get_global_grad_norm() or 0.0)
-        weights: list[Tensor] = list(self.masters)
         masters = list(self.masters.values())
         gradients = sum_gradients(masters, self.ranks)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
@@ -124,7 +123,7 @@ class TrainingEngine:
             self.optimizer.step()
             if self.settings.dtype != torch.float32:
                 with torch.no_grad():
-                    torch._foreach_copy_(weights, masters)
+                    torch._foreach_copy_([*self.masters], [*masters])
         self.optimizer.zero_grad()
         return float(norm)
 
