@@ -233,11 +233,16 @@ def attention_times(scale: Scale) -> Result:
             compiled.extend((kernel, mask))
         return compiled[0](*whole, block_mask=compiled[1], enable_gqa=True)
 
+    def flash() -> torch.Tensor:  # on an H100 torch prefers cuDNN's kernel
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            return sdpa(*whole, is_causal=True, enable_gqa=True)
+
     sdpa = torch.nn.functional.scaled_dot_product_attention
     kernels: dict[str, tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]] = {
         "packed": (lambda: attention(layer, *short, None, packed=packed.masked(dtype))[0], short),
         "packed_by_length": (lambda: attention(layer, *short, None, packed=packed)[0], short),
-        "flash": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
+        "preferred": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
+        "flash": (flash, whole),
         "varlen": (varlen, flat),
         "flex": (flex, whole),
     }
