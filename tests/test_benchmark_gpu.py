@@ -26,7 +26,7 @@ PARTS = {
         "varlen_ms",
         "flex_ms",
     },
-    "host": {"bfloat16", "float32_lora", "bfloat16_zero2_offload", "bfloat16_zero3"},
+    "host": {"bfloat16", "bfloat16_checkpointing", "float32_lora", "bfloat16_zero2_offload"},
     "steps": {"whole", "whole_checkpointing", "zero2_offload", "zero3_checkpointing"},
     "resume": {"copy_s", "write_s", "load_s", "exact"},
     "engine": {"eager", "lora"},
