@@ -22,6 +22,7 @@ from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
 from trinity_core.page_notes import rollouts_page
+from trinity_core.runtime.made_from import normalised
 from trinity_core.tracking.mlflow_writer import served_run
 from trinity_core.tracking.run_record import RunState
 from trinity_core.tracking.writers import flatten
@@ -223,7 +224,8 @@ def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
     if len({bool(config.get("stages")) for config in configs.values()}) > 1:
         st.caption("Of a pipeline only its file is recorded: keys that are not in it are left out.")
         others = {key: None for key in others if all(key in own for own in flat.values())}
-    differing = [key for key in others if len({own.get(key) for own in flat.values()}) > 1]
+    same = [flatten(normalised(config)) for config in configs.values()]  # a file may be written in several ways
+    differing = [key for key in others if len({own.get(key) for own in same}) > 1]
     if not differing:
         st.caption("The configurations are the same.")
         return

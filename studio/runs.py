@@ -86,7 +86,7 @@ class Run:
     """A run, in progress or over."""
 
     name: str
-    """`project/name`; of one that has not begun Prefect's name, and then, if it is refused, `flow FILE`."""
+    """`project/name`; of one that has not begun, or was refused, `flow FILE` with its overrides."""
     state: RunState
     folder: Path | None = None
     files: RunFiles = field(default_factory=RunFiles)
@@ -289,9 +289,9 @@ def _name_of(run: FlowRunSeen) -> str:
     named = run.tags.get("project", ""), run.tags.get("name", "")
     if all(named):
         return "/".join(named)
-    # Its configuration was refused, or has yet to be read.
-    is_over, file = PREFECT_STATES.get(run.kind, RunState.UNKNOWN).is_over, run.parameters.get("config")
-    return f"{run.flow} {file}" if is_over and file else run.title
+    # Its configuration has yet to be read, or was refused: what it was given tells it apart, as in a command.
+    file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
+    return " ".join([run.flow, str(file), *map(str, overrides)]) if file else run.title
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:

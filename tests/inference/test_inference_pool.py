@@ -445,6 +445,42 @@ def test_a_lost_engines_stream_goes_on_elsewhere():
     assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
 
 
+@dataclass
+class LateEngine(GrowingEngine):
+    """Tells what it has sampled `turns_late` turns of the event loop after it was lost."""
+
+    turns_late: int = 0
+    is_lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, requests) -> SampleBatch:
+        try:
+            return await super().generate(requests)
+        finally:
+            self.is_lost.set()
+
+    async def so_far(self, known):
+        await self.is_lost.wait()
+        for _ in range(self.turns_late):
+            await asyncio.sleep(0)
+        return await super().so_far(known)
+
+
+@pytest.mark.parametrize("turns_late", range(6))
+def test_a_lost_engine_adds_nothing_to_a_stream_that_goes_on_elsewhere(turns_late):
+    """What is streamed is what is recorded: two engines rarely sample the same tokens."""
+    lost = LateEngine([*range(10)], dies_after=6, turns_late=turns_late)
+    other = GrowingEngine([*range(100, 110)], generation=1)
+
+    async def main():
+        return await parts_of(await started(lost, other))
+
+    parts = asyncio.run(main())
+    [[request]] = other.calls
+    handed = len(request.prompt) - 2
+    assert [token for tokens, _, _ in parts for token in tokens] == [*range(handed), *range(100 + handed, 110)]
+    assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
+
+
 def test_nobody_looks_at_engines_without_streams():
     engine = GrowingEngine([*range(3)])
     engine.so_far = None  # type: ignore[assignment]

@@ -76,6 +76,8 @@ class Speaker(FakeEngine):
         known = next((k for k in range(len(tokens), 0, -1) if request.prompt[-k:].tolist() == tokens[:k]), 0)
         for token in tokens[known:]:
             await asyncio.sleep(self.seconds)
+            if request.key in self.aborted:  # or it would go on into the next test, and die in its place
+                break
             sampled.append(token)
             if number in self.dies_in and len(sampled) > len(tokens) // 2:
                 self.texts.insert(0, text)

@@ -26,6 +26,8 @@ from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
+from trinity_core.tracking.run_record import read_record, record_end, record_start
+from trinity_core.tracking.writers import RunOutcome
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
@@ -69,7 +71,7 @@ def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
 def test_a_finished_pipeline_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores_base: str, before: float | None
 ) -> None:
-    """Nor is its last stage scored again; its model as it was is asked for, which may have a score."""
+    """Nor is its last stage scored again; its model as it was is asked for, which may have a score. No Ray starts."""
     at_start = f"explorer.eval_on_startup={scores_base}"
     sft, rft = run_all(tmp_path, at_start)
     asked: list[tuple[str, str]] = []
@@ -78,12 +80,17 @@ def test_a_finished_pipeline_is_not_run_again(
         asked.append((request.kind, request.which))
         return {"score": 0.1}
 
+    opened: list[object] = []
     monkeypatch.setattr(driver, "run_request", run_request)
-    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
-    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    monkeypatch.setattr(driver, "open_cluster", lambda *of: opened.append(of))
+    monkeypatch.setattr(pipeline, "open_cluster", lambda *of: opened.append(of))
     overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
     config = load_config(QUICKSTART, overrides)
-    summary = driver.run_pipeline(config)
+    record_end(config.job_dir, record_start(config.job_dir, {}, "pipeline"), RunOutcome.FINISHED)
+    recorded = read_record(config.job_dir)
+    with early_cluster(config):
+        summary = driver.run_pipeline(config)
+    assert opened == [] and read_record(config.job_dir) == recorded
     assert asked == ([("evaluate", "base")] if before else [])
     assert summary["scores"] == {"before": before, "sft": 0.5, "rft": 0.5}
     assert [plan.scores_base for plan in plans_of(config)] == [False, before is not None]

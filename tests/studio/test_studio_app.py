@@ -234,6 +234,23 @@ def test_a_pipeline_is_compared_with_its_stage_by_the_keys_of_its_file(folder: P
     assert [*page.dataframe[0].value["key"]] == ["seed"]
 
 
+def test_settings_that_are_only_written_in_another_way_are_the_same(folder: Path) -> None:
+    """The same file by another path, and the same number."""
+
+    def difference() -> None:
+        from pathlib import Path
+
+        from studio.run_page import show_difference
+
+        one = {"model_path": "my.yaml", "cache": 1, "lr": 1e-4}
+        show_difference(
+            {"one": one, "other": {"model_path": str(Path("my.yaml").absolute()), "cache": 1.0, "lr": 2e-4}}
+        )
+
+    page = AppTest.from_function(difference, default_timeout=60).run()
+    assert [*page.dataframe[0].value["key"]] == ["lr"]
+
+
 def test_a_refused_run_says_what_to_do(folder: Path) -> None:
     def refused() -> None:
         from pathlib import Path

@@ -117,9 +117,10 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
     assert run.flow_run is not None and run.flow_run.id == str(whole.id)
 
 
-def test_a_refused_run_has_the_name_of_its_flow_and_file(tmp_path: Path) -> None:
+def test_a_run_that_waits_or_was_refused_has_the_name_of_its_flow_and_file(tmp_path: Path) -> None:
+    """With its overrides: one of them may be another name. Prefect's own name says nothing."""
     begun = [flow_run("one", kind, title="radiant-chameleon", tags={}) for kind in ("SCHEDULED", "FAILED")]
-    assert [find_runs(tmp_path, [seen])[0].name for seen in begun] == ["radiant-chameleon", "rft my.yaml"]
+    assert [find_runs(tmp_path, [seen])[0].name for seen in begun] == ["rft my.yaml seed=1"] * 2
 
 
 @pytest.mark.parametrize("kind", PREFECT_STATES)

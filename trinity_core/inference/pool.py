@@ -328,10 +328,13 @@ class EnginePool:
 
     async def _look_into(self, slot: _Slot) -> None:
         known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
+        lost = slot.lost
         try:
             sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
-        except EngineLost as lost:  # whoever waits for its answers hears of it too
-            log.debug("nothing to stream: %s", lost)
+        except EngineLost as error:  # whoever waits for its answers hears of it too
+            log.debug("nothing to stream: %s", error)
+            return
+        if lost.is_set():  # its requests go on elsewhere, after what was handed out by then
             return
         for key, sample in sampled.items():
             if key in self._streamed:

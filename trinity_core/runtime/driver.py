@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -122,8 +122,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
     plan = frontend.call("resolve", resolve_pipeline, patient=True)
-    opened = frontend.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
-    with pipeline_cluster(plan, opened):
+    with _ray_between_stages(plan, frontend):
         before = run_stage("evaluate", plan.evaluates, which="base") if plan.scores_base else {}
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
@@ -135,6 +134,16 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
         return frontend.call("publish", lambda: _publish_pipeline(plan, before, summaries, frontend))
+
+
+def _ray_between_stages(plan: Plan, frontend: Frontend) -> AbstractContextManager[None]:
+    """Of a pipeline that is done nothing starts, and what is recorded of it stays; a score that is missing starts Ray
+    for itself."""
+    if all(stage.done for stage in plan.stages):
+        log.info("All stages of %s are done: nothing is run again", plan.config.name)
+        return nullcontext()
+    opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), patient=True)
+    return pipeline_cluster(plan, opened)
 
 
 def _publish_pipeline(

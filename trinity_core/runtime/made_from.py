@@ -23,10 +23,15 @@ HASHED = 256 << 20
 """Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
 
 
+def absolute(path: str) -> str:
+    """Of a path relative to the present folder, with links followed."""
+    return os.path.realpath(expanded(path))
+
+
 SPELLINGS: tuple[Callable[[str], str], ...] = (
     str,
-    lambda path: os.path.realpath(expanded(path)),
-    lambda path: os.path.relpath(os.path.realpath(expanded(path)), os.path.realpath(".")),
+    absolute,
+    lambda path: os.path.relpath(absolute(path), os.path.realpath(".")),
 )
 """How a path that exists may be written: as it is, absolute, from the current folder. Any of them names the same."""
 
@@ -86,16 +91,16 @@ def _entries(value: Any, depth: int = -1, name: str = "") -> Iterator[tuple[str,
 
 
 def _digests(value: Any) -> list[str]:
-    texts = (json.dumps(_normalised(value, spelled), sort_keys=True, default=str) for spelled in SPELLINGS)
+    texts = (json.dumps(normalised(value, spelled), sort_keys=True, default=str) for spelled in SPELLINGS)
     return list(dict.fromkeys(sha256(text.encode()).hexdigest()[:16] for text in texts))
 
 
-def _normalised(value: Any, spelled: Callable[[str], str]) -> Any:
+def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
     """Equal numbers become the same text, 1024 and 1024.0, and paths that exist are spelled alike."""
     if isinstance(value, dict):
-        return {name: _normalised(item, spelled) for name, item in value.items()}
+        return {name: normalised(item, spelled) for name, item in value.items()}
     if isinstance(value, list):
-        return [_normalised(item, spelled) for item in value]
+        return [normalised(item, spelled) for item in value]
     if isinstance(value, str):
         return spelled(value) if value and os.path.exists(expanded(value)) else value  # noqa: PTH110 - as above
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -188,8 +188,12 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
 def early_cluster(config: Config) -> Iterator[None]:
     """Within this context Ray is up. It starts before a flow needs it, during another wait.
 
-    If it does not start now, the flow, which has retries, tries again.
+    If it does not start now, the flow, which has retries, tries again. A pipeline of which each stage has ended before
+    starts it only if one has to run again.
     """
+    if config.stages and config.continue_from_checkpoint and all(map(read_summary, stages(config))):
+        yield
+        return
     try:
         opened = open_cluster(config, gpus_of(stages(config)))
     except TransientFault as fault:
