@@ -17,8 +17,16 @@ SCRIPT = Path(__file__).parent.parent / "benchmarks/gpu.py"
 PARTS = {
     "digests": {"float32_cpu_gb_s", "bfloat16_cpu_gb_s"},
     "sync": {"publish_s", "verify_s", "load_s"},
-    "paths": {"float32_logprob_gap", "bfloat16_gradient_gap", "packed_ms", "flash_ms", "varlen_ms", "flex_ms"},
-    "host": {"bfloat16", "float32_lora", "bfloat16_zero2_offload", "bfloat16_zero3"},
+    "paths": {
+        "float32_logprob_gap",
+        "bfloat16_gradient_gap",
+        "packed_ms",
+        "preferred_ms",
+        "flash_ms",
+        "varlen_ms",
+        "flex_ms",
+    },
+    "host": {"bfloat16", "bfloat16_checkpointing", "float32_lora", "bfloat16_zero2_offload"},
     "steps": {"whole", "whole_checkpointing", "zero2_offload", "zero3_checkpointing"},
     "resume": {"copy_s", "write_s", "load_s", "exact"},
     "engine": {"eager", "lora"},
