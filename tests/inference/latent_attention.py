@@ -1,7 +1,7 @@
 """Engines of models with latent attention in a process of their own, started by `test_inference_latent`.
 
-Printed are for each the bytes that vLLM keeps of a token, what is estimated, and the largest difference of a log-prob
-between an engine that has loaded other weights and one that was started with them.
+Printed are the bytes that vLLM keeps of a token, what is estimated, and the largest differences of a log-prob: between
+an engine that has loaded other weights and one that was started with them, and between that one and transformers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.inference.in_process import InProcessEngine
-from trinity_core.inference.requests import WeightSource
+from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.vllm_types import kv_bytes_of_a_token
 from trinity_core.sync.checkpoint import CheckpointVersions
@@ -25,7 +27,7 @@ from trinity_core.sync.checkpoint import CheckpointVersions
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 64, "q_lora_rank": 16, "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "initializer_range": 0.2,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
@@ -41,16 +43,33 @@ TOKENS = (3, 14, 15, 92, 65, 35, 89, 79)
 
 async def started(folder: Path) -> InProcessEngine:
     limits = {"max_model_len": 64, "max_num_seqs": 2, "kv_cache_gib": 0.1}
-    engine = InProcessEngine(EngineSettings(str(folder), dtype="bfloat16", **limits))
+    engine = InProcessEngine(EngineSettings(str(folder), dtype="float32", **limits))
     os.environ.update(engine.settings.environment())
     await engine.start()
     return engine
 
 
-async def sizes_of(kind: str, folder: Path) -> tuple[int, int, float]:
+def log_probs(lm: Any, tokens: Sequence[int]) -> list[float]:
+    """Those of the tokens after the first by transformers, in nats."""
+    with torch.no_grad():
+        logits = lm(torch.tensor([tokens])).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+
+def gap(ones: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(ones, others, strict=True))
+
+
+async def sampled(engine: InProcessEngine) -> Sample:
+    request = Request("one", np.array(TOKENS, np.int32), Sampling(max_tokens=8, min_tokens=8), seed=1)
+    [sample] = (await engine.generate([request])).unpack()
+    return sample
+
+
+async def measured(kind: str, folder: Path) -> tuple[int, int, float, float]:
     config = AutoConfig.for_model(kind, **SIZES, **KINDS[kind])
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "first")
-    newer = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    newer = AutoModelForCausalLM.from_config(config).eval()
     newer.save_pretrained(folder / "newer")
     CheckpointVersions(folder).publish(1, newer.state_dict().items())
     engine = await started(folder / "first")
@@ -62,11 +81,15 @@ async def sizes_of(kind: str, folder: Path) -> tuple[int, int, float]:
     loaded = await engine.score(TOKENS)
     await engine.stop()
     other = await started(folder / "newer")
-    expected = await other.score(TOKENS)
+    expected, sample = await other.score(TOKENS), await sampled(other)
     await other.stop()
     assert before != expected
-    return kept, estimate, max(abs(a - b) for a, b in zip(loaded, expected, strict=True))
+    engines, by_transformers = (
+        [*expected, *sample.logprobs.tolist()],
+        log_probs(newer, [*TOKENS, *sample.tokens.tolist()]),
+    )
+    return kept, estimate, gap(loaded, expected), gap(engines, by_transformers)
 
 
 kind = sys.argv[1]
-print(json.dumps(asyncio.run(sizes_of(kind, Path(sys.argv[2])))))
+print(json.dumps(asyncio.run(measured(kind, Path(sys.argv[2])))))

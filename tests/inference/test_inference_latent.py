@@ -31,8 +31,9 @@ def test_latent_attention_loads_weights_and_keeps_what_is_estimated(kind: str, t
     command = [sys.executable, script, kind, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    kept, estimate, gap = json.loads(done.stdout.splitlines()[-1])
-    assert kept == estimate > 0 and gap == 0.0
+    kept, estimate, from_reload, from_transformers = json.loads(done.stdout.splitlines()[-1])
+    assert kept == estimate > 0 and from_reload == 0.0
+    assert from_transformers < 1e-4
 
 
 def test_matrices_of_latent_attention_are_checked_as_what_they_are_made_of() -> None:

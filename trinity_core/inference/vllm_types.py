@@ -121,16 +121,20 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     return arguments
 
 
+CPU_LATENT = {"attention_backend": "CPU_MLA", "compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+"""How latent attention is computed on a CPU. By vLLM's reference kernels: those of AMX drop `kv_b_proj` once it is
+packed, and cannot load further weights. With torch's rotary embedding: vLLM's kernel takes heads [T, heads, channels]
+for tokens, and turns each by the angle of another position."""
+
+
 def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
-    """Latent attention runs on vLLM's reference kernels: those of AMX drop `kv_b_proj` once it is packed, and cannot
-    load further weights."""
     return {
         "enforce_eager": settings.eager,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
         "block_size": settings.block_size or CPU_BLOCK_TOKENS,
         "kv_cache_memory_bytes": _kv_bytes(settings),
-        **({"attention_backend": "CPU_MLA"} if latent_numbers(_text_config(settings)) else {}),
+        **(CPU_LATENT if latent_numbers(_text_config(settings)) else {}),
     }
 
 
