@@ -3,6 +3,7 @@
 #   make test         set up and pass lint, types and tests
 SEED ?= 42
 OUT ?= runs/quickstart
+WORKERS ?= 3
 export SEED OUT
 PY := .venv/bin/python
 # A run is many processes, and each would compile the project anew.
@@ -32,11 +33,12 @@ lint: dev
 test: dev
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
-# Two processes share the tests: most of them wait for others to start. Each has one thread for torch: for the tests' small
-# models a second costs a tenth more. What they start takes the threads that its run gives it, and those wait asleep.
+# Three processes share the tests, also two cores: a test often waits for what it has started. Each has one thread for
+# torch: for the tests' small models a second costs a tenth more. What they start takes the threads that its run gives it,
+# and those wait asleep.
 # One that crashes fails its test, and is not replaced: xdist would run the same test again, up to nine times.
 tests:
-	MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # What is made from the code and kept beside it; tests fail while it is stale.
 generated:

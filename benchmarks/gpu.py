@@ -3,7 +3,7 @@
 Each part is a process with a limit of its own, which writes OUT/PART.json at once, also when it fails. A part that
 lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs every part at a small size on the CPU.
 
-    python benchmarks/gpu.py --out results        digests, sync, paths, steps, resume: torch, transformers, DeepSpeed
+    python benchmarks/gpu.py --out results        all but the next line: torch, transformers, DeepSpeed
     python benchmarks/gpu.py --engine             engine, coexist, run and one_gpu as well: vLLM, Ray
 
 Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
@@ -233,11 +233,16 @@ def attention_times(scale: Scale) -> Result:
             compiled.extend((kernel, mask))
         return compiled[0](*whole, block_mask=compiled[1], enable_gqa=True)
 
+    def flash() -> torch.Tensor:  # on an H100 torch prefers cuDNN's kernel
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            return sdpa(*whole, is_causal=True, enable_gqa=True)
+
     sdpa = torch.nn.functional.scaled_dot_product_attention
     kernels: dict[str, tuple[Callable[[], torch.Tensor], Sequence[torch.Tensor]]] = {
         "packed": (lambda: attention(layer, *short, None, packed=packed.masked(dtype))[0], short),
         "packed_by_length": (lambda: attention(layer, *short, None, packed=packed)[0], short),
-        "flash": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
+        "preferred": (lambda: sdpa(*whole, is_causal=True, enable_gqa=True), whole),
+        "flash": (flash, whole),
         "varlen": (varlen, flat),
         "flex": (flex, whole),
     }
@@ -249,6 +254,71 @@ def attention_times(scale: Scale) -> Result:
         except (RuntimeError, ImportError, TypeError, ValueError) as error:
             out[f"{name}_ms"] = f"not here: {str(error).splitlines()[0]}"
     return out
+
+
+ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
+HOST = {
+    "bfloat16": ("trainer.dtype=bfloat16",),
+    "bfloat16_checkpointing": ("trainer.dtype=bfloat16", "trainer.gradient_checkpointing=true"),
+    "float32_lora": ("trainer.dtype=float32", "model.lora_configs=[{lora_rank: 16}]"),
+    "bfloat16_zero2_offload": ("trainer.dtype=bfloat16", f"{ACTOR}.optimizer_offload=true"),
+}
+
+
+def part_host(scale: Scale) -> Result:
+    """What the host takes for a step: the 28 layers of a 1.5B model, so narrow that their arithmetic takes nothing."""
+    from trinity_core.data import tiny
+    from trinity_core.training.distributed import join, meeting_point
+    from trinity_core.training.learner import Learner
+
+    out: Result = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tiny.make_model(Path(folder) / "narrow", 0, tiny.TinySize(64, 64, 28, 2, 1))
+        ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
+        small = replace(scale, tiny=True)
+        one_group = ("model.max_model_len=40", "trainer.max_token_len_per_gpu=40", "algorithm.kl_loss_fn=none")
+        for name, overrides in HOST.items():
+            learner = Learner(config_for(small, f"{folder}/narrow", folder, *one_group, *overrides), 99, ranks)
+            rows, steps = random_rows(small, 400), iter(range(1, 99))
+            ours = host_seconds(lambda learner=learner, rows=rows, steps=steps: learner.step(rows, next(steps)), ranks)
+            alone, zero = host_seconds(torch_alone(learner, rows), ranks), learner.engine.settings.zero_stage
+            out[name] = {"zero": zero, "step_ms": 1e3 * ours, "torch_ms": 1e3 * alone, "ratio": ours / alone}
+            print(json.dumps({name: out[name]}), flush=True)
+    return out
+
+
+def host_seconds(work: Callable[[], Any], ranks: Any) -> float:
+    """The fastest of three rounds after the first; on a CPU seconds of this process, which other ones do not change."""
+    clock = time.perf_counter if ranks.device.type == "cuda" else time.process_time
+    rounds = []
+    for _ in range(4):
+        settle(ranks.device)
+        began = clock()
+        work()
+        settle(ranks.device)
+        rounds.append(clock() - began)
+    return min(rounds[1:])
+
+
+def torch_alone(learner: Any, rows: list[Any]) -> Callable[[], None]:
+    """Forward and backward of a step's micro-batches by the same module, with no hook, loss or update; then AdamW."""
+    from trinity_core.training.batch import make_batch
+    from trinity_core.training.update import micro_batches
+
+    micros = micro_batches(make_batch(rows, learner.ranks.device), learner.cut, learner.ranks)
+    weights = [p for p in learner.engine.module.parameters() if p.requires_grad]
+    copies = [p.detach().clone().requires_grad_() for p in weights]
+    optimizer = torch.optim.AdamW(copies, lr=0.0, fused=True)
+
+    def run() -> None:
+        for micro in micros:
+            loss = learner.engine.module(micro, 1.0, False)[0].mean()
+            for copy, gradient in zip(copies, torch.autograd.grad(loss, weights), strict=True):
+                copy.grad = gradient
+        torch.nn.utils.clip_grad_norm_(copies, 1.0, foreach=True)
+        optimizer.step()
+
+    return run
 
 
 def config_for(scale: Scale, model: str, root: str, *overrides: str) -> Any:
@@ -280,11 +350,11 @@ def planned_bytes(config: Any, on_gpu: bool) -> int:
     )
 
 
-ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
 HOW = {
-    "zero2": ("trainer.zero_stage=2",),
-    "zero2_checkpointing": ("trainer.zero_stage=2", "trainer.gradient_checkpointing=true"),
-    "zero2_offload": ("trainer.zero_stage=2", "trainer.gradient_checkpointing=true", f"{ACTOR}.optimizer_offload=true"),
+    "whole": (),
+    "whole_checkpointing": ("trainer.gradient_checkpointing=true",),
+    "whole_compiled": ("trainer.gradient_checkpointing=true", "trainer.torch_compile=true"),
+    "zero2_offload": ("trainer.gradient_checkpointing=true", f"{ACTOR}.optimizer_offload=true"),
     "zero3_checkpointing": ("trainer.zero_stage=3", "trainer.gradient_checkpointing=true"),
 }
 
@@ -298,6 +368,8 @@ def part_steps(scale: Scale) -> Result:
         model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         for name, overrides in HOW.items():
+            if scale.tiny and "compiled" in name:  # minutes on a CPU
+                continue
             config = config_for(scale, model, folder, *overrides)
             out[name] = one_trainer(config, ranks, scale, moves="zero3" not in name)
             print(json.dumps({name: out[name]}), flush=True)
@@ -328,6 +400,8 @@ def one_trainer(config: Any, ranks: Any, scale: Scale, moves: bool) -> Result:
         out["fast_paths"] = str(learner.engine.module.fast_paths)
         out["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
         out |= use_of_gpu(learner, rows)
+        if learner.engine.plain:
+            out["torch_alone_s"] = timed(torch_alone(learner, rows), ranks.device, 1)
         peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
         out["mfu"] = 6 * parameters * tokens / seconds / peak if peak else None
         by_length = learner.engine.module.fast_paths.by_length  # what is planned; masks take more
@@ -375,7 +449,7 @@ def part_resume(scale: Scale) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
-        config = config_for(scale, model, folder, *HOW["zero2_checkpointing"])
+        config = config_for(scale, model, folder, *HOW["whole_checkpointing"])
         learner = Learner(config, 4, ranks)
         rows = random_rows(scale, learner.model_config.vocab_size)
         learner.step(rows, 1)
@@ -503,7 +577,7 @@ def part_coexist(scale: Scale) -> Result:
         out: Result = {"planned_resting_gib": GPU_CONTEXT / GIB, "engine_resting_gib": before - free(scale)}
         before = free(scale)
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
-        learner = Learner(config_for(scale, model, folder, *HOW["zero2_checkpointing"]), 4, ranks)
+        learner = Learner(config_for(scale, model, folder, *HOW["whole_checkpointing"]), 4, ranks)
         rows = random_rows(scale, learner.model_config.vocab_size)
         learner.step(rows, 1)
         learner.offload()
@@ -653,11 +727,12 @@ def kill_after(command: list[str], environment: dict[str, str], job: Path, step:
 
 
 PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
-    "digests": (part_digests, 40),
-    "sync": (part_sync, 60),
-    "paths": (part_paths, 100),
-    "steps": (part_steps, 220),
-    "resume": (part_resume, 120),
+    "digests": (part_digests, 30),
+    "sync": (part_sync, 50),
+    "paths": (part_paths, 90),
+    "host": (part_host, 50),
+    "steps": (part_steps, 210),
+    "resume": (part_resume, 110),
     "engine": (part_engine, 400),
     "coexist": (part_coexist, 140),
     "run": (part_run, 400),

@@ -17,7 +17,7 @@ import yaml
 from studio.access import TOKEN_VARIABLE
 from studio.actions import MISSING, Action, hindrance, perform
 from studio.curves import chart, first_shown, metric_names, short_titles
-from studio.runs import Ancestor, Run, ancestors, checkpoints_of
+from studio.runs import Run, ancestors, checkpoints_of
 from studio.settings import StudioSettings
 from studio.texts import COLOURS, duration, escaped, score_text, when
 from tasks.retries import api_faults
@@ -241,9 +241,14 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
     st.markdown(f"**{escaped(run.name)}**")
     with st.container(horizontal=True, vertical_alignment="center"):
         for ancestor in ancestors(run.folder):
-            show_ancestor(ancestor, settings)
+            score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
+            if ancestor.run:
+                label = f"{escaped(ancestor.run)}, step {ancestor.step}{score}"
+                st.page_link(page_of_runs(), label=label, query_params={"run": ancestor.run})
+            else:
+                st.markdown(f"model {escaped(settings.shown(Path(ancestor.model)))}", width="content")
             st.markdown(":material/arrow_forward:", width="content")
-        show_card(run.name, "this run")
+        st.markdown("this run", width="content")
     checkpoints = checkpoints_of(run.folder)
     if not checkpoints:
         st.info("No checkpoint: `trainer.save_interval` says after how many steps one is saved.")
@@ -262,22 +267,6 @@ def show_checkpoints(run: Run, settings: StudioSettings) -> None:
         ],
         hide_index=True,
     )
-
-
-def show_ancestor(ancestor: Ancestor, settings: StudioSettings) -> None:
-    """A card of a model in the chain."""
-    score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
-    if ancestor.run:
-        show_card(ancestor.run, f"step {ancestor.step}{score}")
-    else:
-        show_card("model", settings.shown(Path(ancestor.model)))
-
-
-def show_card(title: str, about: str) -> None:
-    """A name with a line below it."""
-    with st.container(border=True, width="content", gap=None):
-        st.markdown(f"**{escaped(title)}**")
-        st.caption(escaped(about))
 
 
 def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:

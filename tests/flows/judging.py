@@ -46,7 +46,7 @@ async def give_verdicts(address: str, said: Mapping[str, str], folder: Path) -> 
 
     Returns what the form shows. A picture of it is left in `folder`.
     """
-    async with opened(address, folder) as page:
+    async with opened(address, folder, is_ours=False) as page:
         await page.click_until(_named("button", "Resume"), "document.querySelector('[role=dialog] textarea')")
         for title, answer in said.items():
             await _fill(page, title, answer)

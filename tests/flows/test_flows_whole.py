@@ -248,7 +248,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Deploy
 
 
 async def see_charts(link: str, folder: Path) -> None:
-    async with opened(link, folder) as page:
+    async with opened(link, folder, is_ours=False) as page:
         await page.until("!!document.querySelector('.js-plotly-plot')")
         shown = await page.text("body")
         assert all(word in shown for word in ("run_rft", "Model metrics", "reward mean"))

@@ -80,6 +80,8 @@ class Users:
         self.root, self.key = address["base_url"].removesuffix("/v1"), address["api_key"]
         self.numbers, self.confirmed, self.asked_again, self.faults = itertools.count(), set(), 0, []
         self.enough = threading.Event()
+        kept = httpx.Limits(max_keepalive_connections=0)  # one kept open may be closed as it is used again
+        self.http = httpx.Client(timeout=60, limits=kept)
 
     def again(self, call, *args):
         while True:
@@ -93,11 +95,11 @@ class Users:
 
     def post(self, path, value):
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.post(self.root + path, json=value, headers=headers, timeout=60)
+        return self.http.post(self.root + path, json=value, headers=headers)
 
     def talk(self):
         opened = self.again(self.post, "/sessions", {"task": f"task {next(self.numbers) // 2}"}).json()
-        client = openai.OpenAI(base_url=opened["base_url"], api_key=self.key, max_retries=0)
+        client = openai.OpenAI(base_url=opened["base_url"], api_key=self.key, max_retries=0, http_client=self.http)
         messages = []
         for question in ("2 + 3?", "Sure?"):
             messages.append({"role": "user", "content": question})
@@ -110,7 +112,7 @@ class Users:
 
     def keep_talking(self):
         try:
-            while not self.enough.is_set():
+            while not self.enough.wait(0.1):  # who never pauses takes the core from the trainer
                 self.talk()
         except Over:
             return

@@ -101,7 +101,7 @@ def test_a_wait_for_processes_names_those_without_a_place(
     starting("the engines of e", lambda: ["run/e/engine_0"], lambda: None)()
     starting("the trainer's workers", lambda: [], lambda: None)()
     assert caplog.messages == [
-        "waits for the engines of e to start, 0 s so far; Ray has yet to start run/e/engine_0",
+        "waits for the engines of e to start, 0 s so far; still to answer: run/e/engine_0",
         "waits for the trainer's workers to start, 0 s so far; they are loading",
     ]
 

@@ -134,7 +134,10 @@ def test_trainer_holds_weights_optimizer_and_gradients():
     whole = state(0, 1)
     assert whole["policy weights"] == 4 * MILLION
     assert whole["policy optimizer"] == 8 * MILLION
-    assert whole["policy gradients"] == 8 * MILLION
+    assert state(0, 1, width=2)["policy optimizer"] == 12 * MILLION, "with float32 weights"
+    alone, two = (TrainedModel("policy", SHAPE, 4, 0, workers, MICRO, checkpointing=False) for workers in (1, 2))
+    assert alone.update().bytes == 4 * MILLION
+    assert two.update().bytes == 8 * MILLION, "one bucket holds them all"
     halves = state(2, 2, width=2)
     assert halves["policy weights"] == 2 * MILLION
     assert halves["policy optimizer"] == 12 * MILLION // 2
@@ -215,17 +218,21 @@ def test_adapter_counts_its_own_parameters(model):
 
 
 @pytest.mark.parametrize(
-    ("asked", "workers", "dtype", "stage"),
+    ("asked", "workers", "dtype", "offloads", "stage"),
     [
-        (None, 1, "float32", 0),
-        (None, 2, "float32", 2),
-        (1, 1, "float32", 1),
-        (0, 1, "bfloat16", 2),
-        (3, 2, "float16", 3),
+        (None, 1, "float32", False, 0),
+        (None, 2, "float32", False, 2),
+        (1, 1, "float32", False, 0),
+        (1, 1, "float32", True, 1),
+        (2, 1, "bfloat16", False, 0),
+        (None, 1, "bfloat16", True, 2),
+        (0, 2, "bfloat16", False, 2),
+        (0, 1, "float16", False, 2),
+        (3, 1, "bfloat16", False, 3),
     ],
 )
-def test_zero_stage_in_force(asked, workers, dtype, stage):
-    assert zero_stage_of(asked, workers, dtype) == stage
+def test_zero_stage_in_force(asked, workers, dtype, offloads, stage):
+    assert zero_stage_of(asked, workers, dtype, offloads) == stage
 
 
 def test_engine_holds_weights_cache_and_logits():

@@ -15,6 +15,7 @@ from raising import raising
 
 from trinity_core.addresses import interface_of
 from trinity_core.config import config_from_dict
+from trinity_core.config.training import train_settings
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.preflight import trainer_memory
 from trinity_core.runtime.preflight.model_shape import shape_of
@@ -92,7 +93,8 @@ def planned_bytes(case, world_size, tiny_model):
     ZeRO 3 keeps parameters of less than 100,000 elements whole, as all of this model are.
     """
     config, shape = config_from_dict(case["config"]), shape_of(str(tiny_model))
-    width, stage = 4 if case["exact"] else 2, config.trainer.zero_stage
+    width = 4 if case["exact"] else 2
+    stage = train_settings(config).zero_stage_for(world_size, "float32" if case["exact"] else "bfloat16")
     with mock.patch.object(trainer_memory, "AT_ONCE_ON_CPU", case["at_once"]):
         micro = trainer_memory.MicroBatches(1, 0, 0, 0, 0, 0)
         policy = trainer_memory.TrainedModel(

@@ -248,10 +248,13 @@ def browser() -> Browser:
 
 
 @asynccontextmanager
-async def opened(address: str, folder: Path, most_seconds: float = 10 * SECONDS) -> AsyncIterator[Page]:
+async def opened(
+    address: str, folder: Path, most_seconds: float = 10 * SECONDS, is_ours: bool = True
+) -> AsyncIterator[Page]:
     """A page in a tab of its own; skipped where there is no Chromium.
 
-    What it shows when an assertion fails is in `folder`, as `failed.png`.
+    One of ours may say nothing in the browser's console, where requests that fail stand too. What it shows when an
+    assertion fails is in `folder`, as `failed.png`.
     """
     async with aiohttp.ClientSession() as session, asyncio.timeout(most_seconds):
         devtools = await browser().address()
@@ -266,6 +269,8 @@ async def opened(address: str, folder: Path, most_seconds: float = 10 * SECONDS)
                 await page.call("Page.navigate", url=address)
                 try:
                     yield page
+                    await page.value("true")  # hear what was said until now
+                    assert not is_ours or page.said == [], page.said
                 except AssertionError:
                     await page.picture(folder / "failed.png")
                     raise

@@ -219,7 +219,7 @@ CALL_HANGS = "import time\ndef f(x):\n    if x != 1: time.sleep(100)\n    return
 def test_tests_not_reached_after_a_failure_count_as_failed(code, name, partial):
     inputs = [[n] if name else str(n) for n in range(1, 41)]
     tests = {"inputs": inputs, "outputs": [1 if name else "1"] * 40, "fn_name": name}
-    scored = judged(code, tests, partial=partial, time_limit=3.0, total_seconds=9.0)
+    scored = judged(code, tests, partial=partial, time_limit=3.0, total_seconds=6.5)
     assert scored.parts["accuracy"] == 0.0 and scored.counts["tests_passed"] == 1 / 40
     assert scored.parts.get("partial") == (1 / 40 if partial else None)
 

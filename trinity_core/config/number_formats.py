@@ -12,11 +12,14 @@ def dtype_of(asked: str | None, on_gpu: bool) -> str:
     return "bfloat16" if on_gpu else "float32"
 
 
-def zero_stage_of(asked: int | None, workers: int, dtype: str) -> int:
-    """The ZeRO stage that was asked for; by default 0 for one worker and 2 for several. At least 2 in half precision.
+def zero_stage_of(asked: int | None, workers: int, dtype: str, offloads: bool = False) -> int:
+    """The ZeRO stage in force, by the one that was asked for: by default 0 for one worker and 2 for several.
 
-    In half precision DeepSpeed's stage 0 gives checkpoints no access to the float32 weights, and stage 1 sums the
-    gradients of micro-batches in half precision.
+    One worker has nothing to partition: 1 and 2 are 0 for it, unless it `offloads` the optimiser's state, which is
+    DeepSpeed's, or has float16, whose loss scale is. Otherwise it is at least 2 in half precision: DeepSpeed's stage 1
+    sums the gradients of micro-batches in half precision.
     """
     stage = (0 if workers == 1 else 2) if asked is None else asked
+    if workers == 1 and stage < 3 and dtype != "float16" and not offloads:
+        return 0
     return stage if dtype == "float32" else max(stage, 2)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from trinity_core.config.number_formats import zero_stage_of
 from trinity_core.config.schema import Config, OptimizerConfig
 from trinity_core.config.schema.trainer import LearnerKeys
 from trinity_core.config.schema.verl import CriticKeys
@@ -69,6 +70,11 @@ class TrainSettings(LearnerKeys):
     """Which checkpoints also hold the model in Hugging Face format."""
     critic: CriticSettings | None
     """None where the algorithm has no critic."""
+
+    def zero_stage_for(self, workers: int, dtype: str) -> int:
+        """The ZeRO stage of policy and critic, for this many workers."""
+        offloads = self.optimizer_offload or (self.critic is not None and self.critic.optimizer_offload)
+        return zero_stage_of(self.zero_stage, workers, dtype, offloads)
 
 
 def train_settings(config: Config) -> TrainSettings:

@@ -114,7 +114,7 @@ class Cluster:
             raise TransientFault(f"Ray has not started {', '.join(late)} within {PLACE_SECONDS:.0f} s.")
 
     def unplaced(self) -> list[str]:
-        """Names of the actors that Ray had yet to start when `check` looked last."""
+        """Names of the actors that had yet to answer when `check` looked last: Ray starts them, or they import."""
         return [name for name, _ in list(self._placing.values())]
 
     def _connect(self) -> None:

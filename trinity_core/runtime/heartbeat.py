@@ -59,13 +59,13 @@ def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[
 
 
 def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which also logs what the start of `what` still lacks; `unplaced` names what Ray has yet to start."""
+    """`check`, which also logs what the start of `what` still lacks; `unplaced` names actors without an answer."""
     wait = Wait(f"{what} to start")
 
     def check_and_tell() -> None:
         check()
         late = ", ".join(unplaced())
-        wait.note(f"Ray has yet to start {late}" if late else "they are loading")
+        wait.note(f"still to answer: {late}" if late else "they are loading")
 
     return check_and_tell
 

@@ -1,19 +1,24 @@
-"""One model with its optimiser under DeepSpeed: backward over micro-batches, then one step.
+"""One model with its optimiser, under DeepSpeed where ZeRO partitions it: backward over micro-batches, then one step.
 
 The loss given to `backward` is one term of a sum over the whole batch; gradients are summed over micro-batches and
 ranks (DeepSpeed averages over ranks, so terms are scaled by their number). `step` takes the learning rate.
+
+Without partitions (ZeRO 0) DeepSpeed is left out: its hooks on each parameter take the host longer than torch's whole
+backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `host`).
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.config.schema import Config
@@ -34,7 +39,7 @@ class TrainingEngineSettings:
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
-    """0 requires float32."""
+    """As `number_formats.zero_stage_of` gives it: 0 is for float32, and for bfloat16 on one rank."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -49,45 +54,53 @@ class TrainingEngine:
     def __init__(
         self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks, adapter: Adapter | None = None
     ) -> None:
-        import deepspeed
-
         self.ranks = ranks
         self.adapter = adapter
         """What alone is trained and saved of the module; None: all of it."""
         self.settings = settings
         self.device = ranks.device
+        self.module: Any = module
+        """The model itself."""
+        self.plain = settings.zero_stage == 0
+        """True if each rank has all weights and optimiser state: no partitions, and no DeepSpeed."""
         config = deepspeed_config(settings, ranks)
         place(module, settings, config, ranks.device)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if self.plain:
+            broadcast(module, ranks)
+        self.masters = {p: _master(p) if self.plain else p for p in trained}
+        """What the optimiser is given for each parameter: without partitions its float32 weights, else itself."""
         self.optimizer = torch.optim.AdamW(
-            [p for p in module.parameters() if p.requires_grad],
+            self.masters.values(),
             lr=0.0,
             betas=settings.betas,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.deepspeed, self.wrapped, _, _ = deepspeed.initialize(
+        self._forward: Any = module
+        if self.plain:
+            return
+        import deepspeed
+
+        self.deepspeed = self._forward = deepspeed.initialize(
             model=module,
             optimizer=self.optimizer,
             config=config,
             dist_init_required=False,
-        )
+        )[0]
         if settings.zero_stage == 3:
             _update_in_place(self.deepspeed.optimizer)
-        self.plain = settings.zero_stage == 0
-        """True if the optimiser holds the parameters themselves: no partitions and no float32 copy."""
-
-    @property
-    def module(self) -> Any:
-        """The model itself."""
-        return self.deepspeed.module
 
     def __call__(self, *args: Any) -> Any:
         """The module's forward, with DeepSpeed's gathering of partitioned parameters."""
-        return self.deepspeed(*args)
+        return self._forward(*args)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of a micro-batch's loss; `last` is true for the last one before `step`. Collective."""
+        if self.plain:
+            loss.backward()
+            return
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss * self.ranks.world_size)
 
@@ -96,22 +109,23 @@ class TrainingEngine:
 
         With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         """
-        for group in self.deepspeed.optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = lr
         if not self.plain:
             self.deepspeed.step()
             return float(self.deepspeed.get_global_grad_norm() or 0.0)
-        norm = self._clip()
-        if torch.isfinite(norm):
-            self.deepspeed.step()
-        else:
-            self.deepspeed.zero_grad()
+        masters = list(self.masters.values())
+        gradients = sum_gradients(masters, self.ranks)
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        if self.settings.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(masters, self.settings.grad_clip, norm, foreach=True)
+        if math.isfinite(norm):
+            self.optimizer.step()
+            if self.settings.dtype != torch.float32:
+                with torch.no_grad():
+                    torch._foreach_copy_([*self.masters], [*masters])
+        self.optimizer.zero_grad()
         return float(norm)
-
-    def _clip(self) -> Tensor:
-        """DeepSpeed's own clipping at ZeRO 0 goes tensor by tensor and does not report the norm."""
-        limit = self.settings.grad_clip or float("inf")
-        return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
 
     def offload(self) -> None:
         """Move weights, gradients and optimiser state to the machine's memory. Not under ZeRO 3.
@@ -123,7 +137,7 @@ class TrainingEngine:
         else:
             self.deepspeed.offload_states(pin_memory=self.device.type == "cuda")
             self._link()
-        self.module.to(HOST)  # of what is not trained DeepSpeed knows nothing
+        self.module.to(HOST)  # also what is not trained
 
     def reload(self) -> None:
         """Undo `offload`."""
@@ -135,10 +149,15 @@ class TrainingEngine:
         self.module.to(self.device)
 
     def _move_state(self, device: torch.device) -> None:
+        """Move trained weights, their masters and the optimiser's state."""
+        for weight in {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}:
+            weight.data = _moved(weight.data, device)
         for state in self.optimizer.state.values():
             for name, value in state.items():
                 if torch.is_tensor(value):
-                    state[name] = value.to(device)
+                    state[name] = _moved(value, device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _link(self) -> None:
         """Let parameters find their float32 weights and moments where these are now; checkpoints read them so.
@@ -163,8 +182,7 @@ class FrozenModule:
         if settings.zero_stage < 3:
             if ranks.world_size > 1:  # rank 0 alone has read the weights
                 self.module.to(self._device)
-                for p in self.module.parameters():
-                    torch.distributed.broadcast(p.data, 0)
+                broadcast(self.module, ranks)
             self.module.to(self.rests_on)
             return
         import deepspeed
@@ -186,6 +204,67 @@ class FrozenModule:
             yield self._forward
         finally:
             self.module.to(self.rests_on)
+
+
+def broadcast(module: nn.Module, ranks: Ranks) -> None:
+    """Give every rank the parameters of rank 0, which alone has read them. Collective."""
+    if ranks.world_size > 1:
+        for p in module.parameters():
+            torch.distributed.broadcast(p.data, 0)
+
+
+def _master(p: nn.Parameter) -> nn.Parameter:
+    """The float32 weights of a parameter, whose gradients are added to theirs as they come; itself if it is float32."""
+    if p.dtype == torch.float32:
+        return p
+    master = nn.Parameter(p.detach().float())
+
+    def add(p: Tensor) -> None:
+        assert p.grad is not None
+        master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+        p.grad = None
+
+    p.register_post_accumulate_grad_hook(add)
+    return master
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
+    """The gradients, summed over the ranks. Collective.
+
+    A parameter that had no part in the loss has a gradient of 0: another rank's may have one, and Adam decays it.
+    """
+    gradients: list[Tensor] = []
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        gradients.append(p.grad)
+    if ranks.world_size > 1:
+        for bucket in _buckets(gradients, REDUCE_BUCKET if ranks.device.type == "cuda" else AT_ONCE_ON_CPU):
+            flat = _flatten_dense_tensors(bucket)
+            torch.distributed.all_reduce(flat)
+            torch._foreach_copy_(bucket, list(_unflatten_dense_tensors(flat, bucket)))
+    return gradients
+
+
+def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """The tensors in their order, in lists of at most `limit` elements; a larger tensor is alone."""
+    bucket: list[Tensor] = []
+    room = limit
+    for tensor in tensors:
+        if bucket and tensor.numel() > room:
+            yield bucket
+            bucket, room = [], limit
+        bucket.append(tensor)
+        room -= tensor.numel()
+    yield bucket
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; from a GPU in pinned memory, where the copy may not be complete yet."""
+    if tensor.device == device or tensor.device.type == device.type == "cuda":
+        return tensor
+    pinned = tensor.is_cuda and tensor.ndim > 0
+    return torch.empty_like(tensor, device=device, pin_memory=pinned).copy_(tensor, non_blocking=True)
 
 
 def _update_in_place(zero: Any) -> None:

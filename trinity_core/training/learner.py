@@ -1,7 +1,7 @@
 """All models of a trainer (policy, and if the algorithm needs them reference and critic) and one train step.
 
 One rank reads a model and tries its fast paths; the others get both from it. The weights follow on the device:
-DeepSpeed sends rank 0's when it takes or partitions a module, and `FrozenModule` sends those of a module that DeepSpeed
+DeepSpeed sends rank 0's when it takes or partitions a module, and `engine.broadcast` those of a module that DeepSpeed
 never sees. Host memory thus holds one copy, not one for each rank; what is freed on the way leaves the process at once.
 """
 
@@ -24,7 +24,7 @@ from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.checkpoints.beginning import model_name
-from trinity_core.config.number_formats import dtype_of, zero_stage_of
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
@@ -115,7 +115,7 @@ class Learner:
         self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
         """Temperature of rows that do not carry their own."""
-        stage = zero_stage_of(settings.zero_stage, ranks.world_size, dtype)
+        stage = settings.zero_stage_for(ranks.world_size, dtype)
         lm, lora = self._load(config), config.model.lora
         base = model_name(config.model.model_path)
         self.adapter = add_adapter(lm, lora, base, config.seed, config.is_supervised) if lora is not None else None
@@ -268,7 +268,8 @@ def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, r
     if ranks.sequence is not None:
         install(lm, ranks.sequence)
     if settings.gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})
+        drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in lm.modules())  # nothing else is drawn
+        lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": drops})
     if settings.torch_compile:
         compile_layers(lm, ranks.device)
     return fast_paths

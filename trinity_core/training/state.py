@@ -115,11 +115,11 @@ def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
             continue
         for moment in moments:
             if engine.plain:
-                yield f"{moment}.{name}", engine.optimizer.state[p][moment]
+                yield f"{moment}.{name}", engine.optimizer.state[engine.masters[p]][moment]
             else:
                 yield f"{moment}.{name}", safe_get_full_optimizer_state(p, moment)
         if engine.settings.dtype != torch.float32:
-            yield f"{MASTER}.{name}", safe_get_full_fp32_param(p)
+            yield f"{MASTER}.{name}", engine.masters[p].detach() if engine.plain else safe_get_full_fp32_param(p)
 
 
 def restore(
@@ -147,16 +147,18 @@ def restore(
             p.copy_(value)
         if not p.requires_grad:
             continue
-        if not engine.plain:
+        if engine.plain:
+            engine.masters[p].data.copy_(value)
+        else:
             safe_set_full_fp32_param(p, value.to(engine.device, torch.float32))
         for moment in MOMENTS if steps else ():
             saved = _find(optimizer, f"{moment}.{name}").to(engine.device)
             if engine.plain:
-                engine.optimizer.state[p][moment] = saved.clone()
+                engine.optimizer.state[engine.masters[p]][moment] = saved.clone()
             else:
                 safe_set_full_optimizer_state(p, saved, moment)
         if engine.plain and steps:
-            engine.optimizer.state[p]["step"] = torch.tensor(float(steps), device=engine.device)
+            engine.optimizer.state[engine.masters[p]]["step"] = torch.tensor(float(steps), device=engine.device)
     for name, buffer in buffers(engine).items():
         buffer.copy_(model.get(name, buffer))
     if not engine.plain:

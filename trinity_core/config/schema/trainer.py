@@ -28,8 +28,9 @@ class LearnerKeys(Section):
     use_dynamic_bsz: Flag = True
     """Fill micro-batches up to `max_token_len_per_gpu` tokens rather than a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. With 16-bit weights (`dtype`, the default on GPUs), 0
-    and 1 mean 2."""
+    """ZeRO stage; null means 0 for one worker and 2 for several. One worker has nothing to partition: 1 and 2 mean 0
+    for it, unless it offloads its optimizer or has `float16`. Otherwise 0 and 1 mean 2 with 16-bit weights (`dtype`,
+    the default on GPUs)."""
     worker_num: Count | None = None
     """Workers; null means one for each GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False

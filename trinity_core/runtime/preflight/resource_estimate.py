@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
-from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of, zero_stage_of
+from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import GPU_CONTEXT
@@ -280,7 +280,7 @@ def _trained(
     name: str, config: Config, settings: TrainSettings | CriticSettings, placement: Placement, shape: ModelShape
 ) -> TrainedModel:
     dtype = trainer_dtype(config, placement.on_gpu)
-    width, stage = DTYPE_BYTES[dtype], zero_stage_of(train_settings(config).zero_stage, placement.trainers, dtype)
+    width, stage = DTYPE_BYTES[dtype], train_settings(config).zero_stage_for(placement.trainers, dtype)
     sharing = config.trainer.ulysses_sequence_parallel_size
     micro = shared_micro_batches(config, settings, placement.trainers, sharing)
     return TrainedModel(

@@ -1,11 +1,11 @@
 """The peak memory of one trainer worker: its permanent tensors and the largest temporary allocation.
 
-With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhandari et al. 2020, "ZeRO", arXiv
-1910.02054, section 3; `deepspeed/runtime`):
+With P parameters of w bytes and N workers, under ZeRO 1 to 3 as DeepSpeed lays them out (Rajbhandari et al. 2020,
+"ZeRO", arXiv 1910.02054, section 3; `deepspeed/runtime`), under ZeRO 0 as `training/engine.py` does:
 
 | ZeRO | weights | float32 weights | Adam's moments | gradients in a pass | in the update |
 | --- | --- | --- | --- | --- | --- |
-| 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
+| 0 | wP | 4P, none if w is 4 | 8P | 4P if there are several micro-batches | 4P, and 4B to sum over workers |
 | 1 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wB and 8P/N |
 | 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
 | 3 | wP/N, and wL gathered | 4P/N; none if w is 4, without offload | 8P/N | 4B | 4P/N, on a CPU 4B |
@@ -245,7 +245,7 @@ class TrainedModel:
 
     @property
     def reduced_at_once(self) -> int:
-        """Gradients that ZeRO 1 to 3 reduces at a time, if no tensor is larger."""
+        """Gradients that are reduced at a time, if no tensor is larger."""
         return self.bucket_elements if self.on_gpu else min(self.trained, self.bucket_elements)
 
     @property
@@ -270,7 +270,7 @@ class TrainedModel:
 
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
-        in_place = self.stage == 0 or (self.stage == 3 and self.width == FLOAT and not self.holds_weights_on_host)
+        in_place = self.stage in (0, 3) and self.width == FLOAT and not self.holds_weights_on_host
         state_bytes = (2 if in_place else 3) * FLOAT * (not self.is_offloaded)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         why = f"{self.part:,} parameters × {state_bytes} bytes (ZeRO {self.stage}, {workers})"
@@ -311,7 +311,10 @@ class TrainedModel:
             taken = FLOAT * updated * (not self.is_offloaded)
             return Need(f"{self.name} gradients", taken, "of the parameters that are updated at a time")
         copies = 1 if self.is_offloaded else 2
-        taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.trained
+        if self.stage:
+            taken = self.bucket + copies * FLOAT * self.part
+        else:
+            taken = FLOAT * self.trained + self.being_reduced * (self.workers > 1)
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
