@@ -149,15 +149,14 @@ class TrainingEngine:
         self.module.to(self.device)
 
     def _move_state(self, device: torch.device) -> None:
-        """Move trained weights, their masters and the optimiser's state."""
+        """Move trained weights, their masters and the optimiser's state. Not to pinned memory, of which torch takes the
+        next power of two for each tensor, and keeps it."""
         for weight in {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}:
-            weight.data = _moved(weight.data, device)
+            weight.data = weight.data.to(device)
         for state in self.optimizer.state.values():
             for name, value in state.items():
                 if torch.is_tensor(value):
-                    state[name] = _moved(value, device)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+                    state[name] = value.to(device)
 
     def _link(self) -> None:
         """Let parameters find their float32 weights and moments where these are now; checkpoints read them so.
@@ -257,14 +256,6 @@ def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
         bucket.append(tensor)
         room -= tensor.numel()
     yield bucket
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; from a GPU in pinned memory, where the copy may not be complete yet."""
-    if tensor.device == device or tensor.device.type == device.type == "cuda":
-        return tensor
-    pinned = tensor.is_cuda and tensor.ndim > 0
-    return torch.empty_like(tensor, device=device, pin_memory=pinned).copy_(tensor, non_blocking=True)
 
 
 def _update_in_place(zero: Any) -> None:

@@ -58,7 +58,6 @@ class PolicyWeights:
 
     def specs(self) -> list[TensorSpec]:
         """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
-        dtype = str(self._engine.settings.dtype).removeprefix("torch.")
         trained: list[TensorSpec] = []
         first: dict[int, str] = {}
         for full_name, p in self._engine.module.named_parameters(remove_duplicate=False):
@@ -66,6 +65,7 @@ class PolicyWeights:
             if self._engine.adapter is not None and is_adapter(name) is (self._adapter is None):
                 continue
             tied_to = first.setdefault(id(p), name)
+            dtype = str(p.dtype).removeprefix("torch.")  # a few layers of some models stay in float32
             trained.append(TensorSpec(name, dtype, whole_shape(p, self._engine), tied_to if tied_to != name else ""))
         stored = {} if self._adapter is not None else stored_buffers(self._engine)
         return trained + [spec_of(name, buffer) for name, buffer in stored.items()]

@@ -298,7 +298,11 @@ class TrainedModel:
             gradients = FLOAT * self.part + (self.being_reduced if self.stage == 2 else FLOAT * self.trained)
             gradients += self.bucket * self.on_gpu
         else:
-            gradients = FLOAT * self.trained if self.micro.count > 1 else 0
+            is_summed = self.micro.count > 1
+            gradients = FLOAT * self.trained * is_summed
+            if self.width < FLOAT and self.trained == self.parameters:  # the embeddings' own, before it is summed
+                own = self.width + FLOAT * (not is_summed or not self.on_gpu)
+                gradients += own * self.shape.embedding
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
         why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
         why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
