@@ -26,7 +26,7 @@ from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
 from trinity_core.runtime.stage import StageRequest, in_fresh_folder, in_newest_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import write_summary
-from trinity_core.tracking.run_record import read_record, record_end, record_start
+from trinity_core.tracking.run_record import RunState, read_record, record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -86,8 +86,11 @@ def test_a_finished_pipeline_is_not_run_again(
     monkeypatch.setattr(pipeline, "open_cluster", lambda *of: opened.append(of))
     overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", at_start]
     config = load_config(QUICKSTART, overrides)
-    record_end(config.job_dir, record_start(config.job_dir, {}, "pipeline"), RunOutcome.FINISHED)
+    record_end(config.job_dir, record_start(config.job_dir, {}, "pipeline"), RunOutcome.FAILED)
+    driver.run_pipeline(config)  # all that is missing is its end
     recorded = read_record(config.job_dir)
+    assert recorded is not None and recorded.present_state is RunState.FINISHED
+    asked.clear()
     with early_cluster(config):
         summary = driver.run_pipeline(config)
     assert opened == [] and read_record(config.job_dir) == recorded

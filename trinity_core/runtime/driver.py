@@ -26,7 +26,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.evaluation import score_steps, unscored_steps
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.frontend import PLAIN, Frontend
-from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summary, plan_stages
+from trinity_core.runtime.pipeline import Plan, has_recorded_end, pipeline_cluster, pipeline_summary, plan_stages
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
@@ -137,12 +137,16 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
 
 
 def _ray_between_stages(plan: Plan, frontend: Frontend) -> AbstractContextManager[None]:
-    """Of a pipeline that is done nothing starts, and what is recorded of it stays; a score that is missing starts Ray
-    for itself."""
-    if all(stage.done for stage in plan.stages):
+    """Of a pipeline that is done nothing starts, and what is recorded of it stays, if its end is; a score that is
+    missing starts Ray for itself."""
+    done = all(stage.done for stage in plan.stages)
+    if done:
         log.info("All stages of %s are done: nothing is run again", plan.config.name)
-        return nullcontext()
-    opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), patient=True)
+        if has_recorded_end(plan):
+            return nullcontext()
+    opened = None
+    if not done:
+        opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), patient=True)
     return pipeline_cluster(plan, opened)
 
 

@@ -13,7 +13,7 @@ from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import start_from
@@ -24,7 +24,7 @@ from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
 from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.tracking.run_record import record_end, record_start
+from trinity_core.tracking.run_record import RunState, read_record, record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
@@ -160,11 +160,11 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 
 
 @contextmanager
-def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
-    """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
-    ends too. The folders of its stages are recorded first."""
+def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
+    """Within this context Ray, if it was opened, stays up between the stages; at its end it is closed, and the
+    pipeline's run in MLflow ends too. The folders of its stages are recorded first."""
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
-    write_json(JobLayout(plan.config.job_dir).stages, {stage.name: stage.config.name for stage in plan.stages})
+    write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
     keep_parent_open(plan.config.job_dir)
     record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED
@@ -176,12 +176,25 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     finally:
         with first_error_stays(outcome is RunOutcome.FINISHED):
             try:
-                close_cluster(opened)
+                if opened is not None:
+                    close_cluster(opened)
             finally:
                 record_end(plan.config.job_dir, record, outcome)
                 summary = (outcome is RunOutcome.FINISHED and read_summary(plan.config)) or {"scores": {}}
                 scores = [score for score in summary["scores"].values() if score is not None]
                 close_parent(plan.config.job_dir, outcome, scores)
+
+
+def has_recorded_end(plan: Plan) -> bool:
+    """True if an earlier attempt recorded these stages, and that it finished."""
+    job_dir = plan.config.job_dir
+    record = read_record(job_dir)
+    ended = record is not None and record.present_state is RunState.FINISHED
+    return ended and read_json(JobLayout(job_dir).stages) == _folders_of_stages(plan)
+
+
+def _folders_of_stages(plan: Plan) -> dict[str, str]:
+    return {stage.name: stage.config.name for stage in plan.stages}
 
 
 @contextmanager
