@@ -18,7 +18,7 @@ from tasks.main_settings import MAIN_SETTINGS, with_main_settings
 from trinity_core.checkpoints.resume import CLAIM, read_meta, whole_steps
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import value_at
-from trinity_core.config.secrets import MASK
+from trinity_core.config.secrets import MASK, without_secrets
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.metrics_file import metrics_path
@@ -291,7 +291,13 @@ def _name_of(run: FlowRunSeen) -> str:
         return "/".join(named)
     # Its configuration has yet to be read, or was refused: what it was given tells it apart, as in a command.
     file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
-    return " ".join([run.flow, str(file), *map(str, overrides)]) if file else run.title
+    return " ".join([run.flow, str(file), *map(_shown, overrides), f"({run.title})"]) if file else run.title
+
+
+def _shown(override: str) -> str:
+    """An override without its secrets."""
+    key, equals, value = override.partition("=")
+    return f"{key}{equals}{without_secrets(value, key.split('.')[-1])}"
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:

@@ -23,6 +23,7 @@ from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from trinity_core.checkpoints.resume import claim, update_meta
+from trinity_core.config.secrets import MASK
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
@@ -117,10 +118,16 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
     assert run.flow_run is not None and run.flow_run.id == str(whole.id)
 
 
-def test_a_run_that_waits_or_was_refused_has_the_name_of_its_flow_and_file(tmp_path: Path) -> None:
-    """With its overrides: one of them may be another name. Prefect's own name says nothing."""
-    begun = [flow_run("one", kind, title="radiant-chameleon", tags={}) for kind in ("SCHEDULED", "FAILED")]
-    assert [find_runs(tmp_path, [seen])[0].name for seen in begun] == ["rft my.yaml seed=1"] * 2
+def test_runs_that_wait_or_were_refused_have_the_names_of_flow_and_file(tmp_path: Path) -> None:
+    """With overrides, whose secrets are masked; Prefect's own name tells two of the same command apart."""
+    asked = {"config": "my.yaml", "overrides": ["seed=1", "algorithm.judge.api_key=abc"]}
+    begun = [
+        flow_run(f"number {kind}", kind, title=f"odd-{kind}", tags={}, parameters=asked)
+        for kind in ("SCHEDULED", "FAILED")
+    ]
+    shown = "rft my.yaml seed=1 algorithm.judge.api_key="
+    names = [f"{shown}{MASK} (odd-{kind})" for kind in ("SCHEDULED", "FAILED")]
+    assert sorted(run.name for run in find_runs(tmp_path, begun)) == sorted(names)
 
 
 @pytest.mark.parametrize("kind", PREFECT_STATES)
