@@ -20,8 +20,11 @@ class HubNames:
     def __init__(self, config: Any) -> None:
         """`config`: transformers' configuration of the language model."""
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import PrefixChange
 
-        self._conversions = get_checkpoint_conversion_mapping(config.model_type) or []
+        conversions = get_checkpoint_conversion_mapping(config.model_type) or []
+        # Whether a prefix was there is known to the model that was read alone; vLLM takes either.
+        self._conversions = [one for one in conversions if not isinstance(one, PrefixChange)]
         self._reverse = [conversion.reverse_transform() for conversion in reversed(self._conversions)]
         self._model: Any = SimpleNamespace(config=config, _weight_conversions=self._conversions)
 
@@ -38,7 +41,8 @@ class HubNames:
 
     def name(self, name: str) -> str:
         """The name on the hub of a tensor; of experts a pattern of the first of their names."""
-        is_on_hub = _renamed(name, self._conversions) != name
+        loaded = _renamed(name, self._conversions)
+        is_on_hub = loaded != name and _renamed(loaded, self._reverse, reverse=True) == name
         return name if is_on_hub else _renamed(name, self._reverse, reverse=True)
 
 

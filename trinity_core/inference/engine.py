@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trinity_core.checkpoints.adapters import is_adapter
-from trinity_core.errors import InputError, TrinityError
+from trinity_core.checkpoints.hub_names import HubNames
+from trinity_core.errors import InputError, TrinityError, WeightSyncError
 from trinity_core.inference import vllm_types
-from trinity_core.inference.hub_names import HubNames
 from trinity_core.inference.remote import present_options
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
@@ -141,12 +141,17 @@ class Engine(ABC):
             ranks = await self._parameter_digests()
             if all(map(is_adapter, values)):  # its base is not compared
                 ranks = [{name: value for name, value in rank.items() if is_adapter(name)} for rank in ranks]
-            on_hub = HubNames(vllm_types.text_config(self.settings))
-            values = {on_hub.name(name): value for name, value in values.items()}
             if EMBEDDINGS in values:
                 values.setdefault(HEAD, values[EMBEDDINGS])
             checked, before = self._checked
-            verify_parameters(version, values, ranks, before, checked)
+            try:
+                verify_parameters(version, values, ranks, before, checked)
+            except WeightSyncError:  # some models have tensors in other modules than on the hub, whose names vLLM has
+                hub_names = HubNames(vllm_types.text_config(self.settings))
+                on_hub = {hub_names.name(name): value for name, value in values.items()}
+                if on_hub.keys() == values.keys():
+                    raise
+                verify_parameters(version, on_hub, ranks, before, checked)
             self._checked = (version, ranks)
         if (check := versions.check(version)) is None:
             return None

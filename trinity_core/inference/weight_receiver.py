@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.checkpoints.adapters import CONFIG, PEFT_PREFIX, A, B, plain_name, read_config, read_tensors, scaling
+from trinity_core.checkpoints.hub_names import HubNames
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.inference.hub_names import HubNames
 from trinity_core.inference.vllm_types import ADAPTER
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.versions import open_versions
@@ -47,7 +47,9 @@ class WeightReceiver:
         if worker.vllm_config.lora_config is not None:
             put_in_place(worker, _adapter_tensors(method, path, version, worker.model_config.model))
             return
-        tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
+        tensors = _folder_tensors(Path(path)) if method == "folder" else _published(method, path, version)
+        if worker.model_config.hf_text_config.tie_word_embeddings:
+            tensors = with_head(tensors)
         if not current_platform.is_cpu():
             worker.reload_weights(weights_iterator=tensors)
             return
