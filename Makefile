@@ -3,7 +3,7 @@
 #   make test         set up and pass lint, types and tests
 SEED ?= 42
 OUT ?= runs/quickstart
-WORKERS ?= 3
+WORKERS ?= 2
 export SEED OUT
 PY := .venv/bin/python
 # A run is many processes, and each would compile the project anew.
@@ -33,9 +33,9 @@ lint: dev
 test: dev
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
-# Three processes share the tests, also two cores: a test often waits for what it has started. Each has one thread for
-# torch: for the tests' small models a second costs a tenth more. What they start takes the threads that its run gives it,
-# and those wait asleep.
+# Two processes share the tests: most of them wait for others to start (WORKERS=3 takes up to 16 GiB). Each has one thread
+# for torch: for the tests' small models a second costs a tenth more. What they start takes the threads that its run gives
+# it, and those wait asleep.
 # One that crashes fails its test, and is not replaced: xdist would run the same test again, up to nine times.
 tests:
 	MAKEFLAGS= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder

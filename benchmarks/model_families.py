@@ -38,13 +38,9 @@ SIZES = {
     "pad_token_id": 0, "initializer_range": 0.2,
 }  # fmt: skip
 WINDOWS = {"sliding_window": 8, "num_hidden_layers": 4}
-EXPERTS = {
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "shared_expert_intermediate_size": 48,
-} | dict.fromkeys(
-    ("num_experts", "num_local_experts", "n_routed_experts"), 4
-)  # a width that vLLM's kernels take only with padding
+COUNTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
+EXPERTS = {**COUNTS, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+"""Of a width that vLLM's kernels take only with padding."""
 GROUPS = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 LATENT = {
     "q_lora_rank": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
@@ -60,7 +56,8 @@ FAMILIES = {
     },
     **dict.fromkeys(("gemma3_text", "olmo3", "exaone4"), WINDOWS),
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 32},
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "mixtral", "olmoe"), EXPERTS),
+    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), EXPERTS),
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "glm4_moe": {**EXPERTS, **GROUPS},
     "deepseek_v2": {**EXPERTS, **GROUPS, **LATENT},
     "deepseek_v3": {**EXPERTS, **GROUPS, **LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},

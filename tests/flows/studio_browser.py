@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent.parent / "view"))
 from browser import Page, button, opened
 
 DIALOG = "[role=dialog]"
-RUN_SECONDS = 120.0
+RUN_SECONDS = 300.0
 """For a run to start, to take a few steps, or to save and end, on a busy machine."""
 VISIT_SECONDS = 600.0
 
