@@ -84,10 +84,8 @@ async def measured(kind: str, folder: Path) -> tuple[int, int, float, float]:
     expected, sample = await other.score(TOKENS), await sampled(other)
     await other.stop()
     assert before != expected
-    engines, by_transformers = (
-        [*expected, *sample.logprobs.tolist()],
-        log_probs(newer, [*TOKENS, *sample.tokens.tolist()]),
-    )
+    engines = [*expected, *sample.logprobs.tolist()]
+    by_transformers = log_probs(newer, [*TOKENS, *sample.tokens.tolist()])
     return kept, estimate, gap(loaded, expected), gap(engines, by_transformers)
 
 

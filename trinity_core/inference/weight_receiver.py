@@ -48,7 +48,7 @@ class WeightReceiver:
             put_in_place(worker, _adapter_tensors(method, path, version, worker.model_config.model))
             return
         tensors = _folder_tensors(Path(path)) if method == "folder" else _published(method, path, version)
-        if worker.model_config.hf_text_config.tie_word_embeddings:
+        if getattr(worker.model_config.hf_text_config, "tie_word_embeddings", True):  # a model's own code may lack it
             tensors = with_head(tensors)
         if not current_platform.is_cpu():
             worker.reload_weights(weights_iterator=tensors)
