@@ -425,7 +425,8 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage."""
+    """Mark a pipeline's run as ended, if it has one, with its summary, and the scores of its first model and of each
+    stage."""
     _held.discard(job_dir)
     if not (kept := _noted(job_dir)):
         return
@@ -433,6 +434,8 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         client = open_client(kept["uri"], None, None, job_dir)
         for stage, score in enumerate(scores):
             client.log_metric(kept["run_id"], "eval/score", score, step=stage)
+        if (summary := job_dir / "summary.json").is_file():
+            client.log_artifact(kept["run_id"], str(summary))
         client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
