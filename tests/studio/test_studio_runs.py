@@ -82,6 +82,8 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     [run] = find_runs(tmp_path, [flow_run("one"), flow_run("one", minutes=-9, id="earlier", kind="FAILED")])
     assert run.state is RunState.FINISHED and run.folder == job and run.flow_run.id == "flow run one"
     assert run.seconds(NOON) == 120.0 and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    write_json(record_path(job), (read_json(record_path(job)) or {}) | {"earlier": 30.0})
+    assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
     files = run.files
     assert (files.step, files.total_steps, files.score, files.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert files.seconds_left is not None and files.seconds_left < 60
