@@ -76,7 +76,8 @@ function card({ left, right }, two) {
 function side(sample, of, step) {
   const title = make("h3", {}, of === run ? `step ${step}` : `${of}, step ${step}`);
   if (!sample) return make("div", {}, title, make("p", { class: "quiet" }, "not sampled"));
-  const parts = Object.entries(sample.parts).slice(0, 8).map(([name, value]) => fact(name, shown(value)));
+  const told = Object.entries(sample.parts).filter(([, value]) => value !== 0);  // most are counts of rare faults
+  const parts = told.slice(0, 8).map(([name, value]) => fact(name, shown(value)));
   return make("div", {}, title,
     make("p", { class: "facts" }, fact("reward", shown(sample.reward), kind(sample.reward)), ...parts), make("pre", {}, sample.response));
 }
