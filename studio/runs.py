@@ -329,7 +329,7 @@ def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
     scored = [part.files for part in (run, *stages) if part.files.score is not None]
     ended = max((part.files.ended for part in stages if part.files.ended), default=None)
     last = scored[-1] if scored else run.files
-    scores = {place: files.score for place, files in enumerate(scored) if files.score is not None}
+    scores = dict(enumerate(score for files in scored for _, score in sorted(files.scores.items())))
     files = replace(run.files, scores=scores, interval=last.interval, model=stages[0].files.model)
     return replace(
         run, files=files if files.ended and read_record(run.folder or Path()) else replace(files, ended=ended)
