@@ -203,7 +203,7 @@ def test_prefect_lists_the_tasks_of_a_pipeline(deployed: Deployed, tmp_path: Pat
     """On the run's own page and for the whole server. One task run with a flow run's result among its arguments
     would empty both lists ("Invalid TaskInputResponse", PrefectHQ/prefect 18680)."""
     prefect = deployed.up()["api_url"].removesuffix("/api")
-    tab = "[...document.querySelectorAll('button')].find(e => /^task runs$/i.test(e.innerText.trim()))"
+    tab = "document.querySelector('#task-runs, [id$=trigger-task-runs]')"
     listed = "[...document.querySelectorAll('a')].some(e => e.innerText.trim() === 'resolve')"
 
     async def look() -> None:
