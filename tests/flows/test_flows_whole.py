@@ -199,6 +199,23 @@ def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
 
 
+def test_prefect_lists_the_tasks_of_a_pipeline(deployed: Deployed, tmp_path: Path) -> None:
+    """On the run's own page and for the whole server. One task run with a flow run's result among its arguments
+    would empty both lists ("Invalid TaskInputResponse", PrefectHQ/prefect 18680)."""
+    prefect = deployed.up()["api_url"].removesuffix("/api")
+    tab = "document.querySelector('#task-runs, [id$=trigger-task-runs]')"
+    listed = "[...document.querySelectorAll('a')].some(e => e.innerText.trim() === 'resolve')"
+
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            for path in (f"/runs/flow-run/{deployed.run_id}", "/runs"):
+                await page.call("Page.navigate", url=prefect + path)
+                await page.until(f"!!{tab}", path)
+                await page.click_until(tab, listed)
+
+    asyncio.run(look())
+
+
 def test_the_form_of_a_run_is_empty(deployed: Deployed, tmp_path: Path) -> None:
     """Prefect's, in a browser: a field for each setting that is not given."""
     api = deployed.up()["api_url"]
