@@ -279,7 +279,7 @@ def take_trainers_tensors(model: Any, config: Any) -> None:
     modules = (name for name, _ in model.named_modules(remove_duplicate=False))
     left_out = () if any(name.split(".")[-1] == "lm_head" for name in modules) else (HEAD,)
 
-    on_hub = HubNames(config)
+    on_hub = HubNames.of_config(config)
 
     def load_weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
         named = ((name, tensor) for name, tensor in on_hub.tensors(tensors) if name not in left_out)
