@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from raising import raising
 
+from trinity_core.config import FormatConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
-from trinity_core.data.formats import Conversation, Message
+from trinity_core.data.formats import Conversation, Message, demonstration
 from trinity_core.data.tiny import make_tokenizer
 from trinity_core.data.turns import text_after_answer
 from trinity_core.errors import DataError
@@ -331,6 +332,41 @@ def test_a_template_that_leaves_out_tools_is_refused() -> None:
 def test_thoughts_of_the_last_answer_carry_loss() -> None:
     thinking = [*TALK[:3], {**TALK[3], "reasoning_content": "hm"}]
     check(encoder_of(QWEN3), thinking, QWEN3.talk.replace("<think>\n\n", "<think>\nhm\n"))
+
+
+@pytest.mark.parametrize("family", [CHATML, QWEN3], ids=["chatml", "qwen3"])
+@pytest.mark.parametrize("answer", [{"reasoning_content": "hm"}, {"content": "<think>\nhm\n</think>\n\none"}])
+def test_an_answer_without_its_thoughts_is_refused(family: Family, answer: Message) -> None:
+    """As where a template drops those of earlier turns: the policy would learn to answer without them."""
+    encoder = encoder_of(family)
+    drops = ChatEncoder(encoder.tokenizer, family.template.replace("m.content", "m.content.split('</think>')[-1]"))
+    earlier = [TALK[0], TALK[1] | answer, *TALK[2:]]
+    dropped, learned = drops.conversations([Conversation(earlier, every_turn=every) for every in (True, False)])
+    assert isinstance(dropped, DataError) and isinstance(learned, EncodedConversation)
+    (last,) = drops.conversations([Conversation(earlier[:2])])
+    assert isinstance(last, EncodedConversation) == (family is QWEN3 and "reasoning_content" in answer)
+
+
+def test_thoughts_are_given_by_the_name_that_the_template_reads() -> None:
+    """Of three names in use, one a message."""
+    for written in ("reasoning_content", "reasoning", "thinking"):
+        row = {"messages": [TALK[0], TALK[1] | {written: "hm"}]}
+        for read in ("reasoning_content", "reasoning", "thinking"):
+            template = QWEN3.template.replace("reasoning_content", read)
+            conversation = demonstration(row, FormatConfig(prompt_type="messages"))
+            (encoded,) = ChatEncoder(encoder_of(QWEN3).tokenizer, template).conversations([conversation])
+            assert isinstance(encoded, EncodedConversation)
+            assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens[encoded.answer]).startswith("<think>\nhm\n")
+    with raising(DataError, key="messages"):
+        demonstration({"messages": [TALK[0], TALK[1] | {"thinking": ["hm"]}]}, FormatConfig(prompt_type="messages"))
+
+
+def test_a_template_that_writes_no_thoughts_when_told_so_is_named() -> None:
+    opens = CHATML.template.replace(
+        "assistant\n{% endif %}", "assistant\n{{ '<think>\n' if enable_thinking is not defined }}{% endif %}"
+    )
+    (refused,) = ChatEncoder(encoder_of(CHATML).tokenizer, opens).conversations([Conversation(TALK)])
+    assert isinstance(refused, DataError) and "model.enable_thinking: false" in str(refused)
 
 
 def test_thoughts_opened_by_the_prompt_alone_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _DATE = date(2024, 7, 26)
 """What templates take for today, the date that Llama's have as their default: a prompt is the same on every day of a
 run, and when it is resumed."""
+_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 REWRITTEN = (
     "the chat template writes this conversation differently once it continues, so its answers cannot be located; use a "
     "template that keeps earlier turns as they are"
@@ -252,21 +254,28 @@ class ChatEncoder:
         for turn in conversation.learned_turns:
             before = self.render(messages[:turn], tools, prompt=True)
             if not text.startswith(before):
-                raise DataError(self._why_not(messages[:turn], tools, text))
+                raise DataError(self._why_not(conversation, turn, text))
             self._check_calls(messages[: turn + 1], tools)
             end = len(text) if turn == len(messages) - 1 else self._end_of_turn(conversation, turn, text)
+            _check_thoughts(messages[turn], text[len(before) : end])
             spans.append((len(before), end))
         return text, spans
 
-    def _why_not(self, before: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> str:
-        """Why the prompt of the answer to `before` is not how the whole conversation begins."""
+    def _why_not(self, conversation: Conversation, turn: int, text: str) -> str:
+        """Why the prompt of the answer at `turn` is not how the whole conversation begins."""
+        messages, tools = conversation.messages, conversation.tools
+        before = messages[:turn]
         prompt = self.render(before, tools, prompt=True)
         shared = _shared(prompt, text)
         if shared < _shared(prompt, self.render(before, tools)):
             return REWRITTEN
+        calm = ChatEncoder(self.tokenizer, self.template, {**self.template_args, "enable_thinking": False})
+        helps = calm.render(messages, tools).startswith(calm.render(before, tools, prompt=True))
         return (
             f"the chat template's prompt for an answer ends in {prompt[shared:]!r}, where this conversation has "
-            f"{text[shared:][:40]!r}, so its answers cannot be located; use a template that writes both alike"
+            f"{text[shared:][:40]!r}, so its answers cannot be located; "
+            + ("set model.enable_thinking: false, or " if helps else "")
+            + "use a template that writes both alike"
         )
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
@@ -354,6 +363,18 @@ class ChatEncoder:
             count = trimmed(count - len(after))
         ended = count > 0 and turn[count - 1][0] in self._special | {self.closing.end}
         return count if ended else len(turn)
+
+
+def _check_thoughts(answer: Message, written: str) -> None:
+    """Raise DataError if the thoughts of an answer, in a field of their own or in its text, are not in what the
+    template writes of it: the policy would learn to answer without them."""
+    among = _THOUGHTS.search(answer.get("content") or "")
+    thoughts = answer.get("reasoning_content") or (among[1] if among else "")
+    if thoughts.strip() not in written:
+        raise DataError(
+            "the chat template leaves out the thoughts of an answer that carries loss; use a template that writes "
+            "them, or weight 0 for that answer"
+        )
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -21,6 +21,9 @@ ROLES = {
 Message = dict[str, Any]
 WEIGHT = "weight"
 """OpenAI's key for whether an answer carries loss: 0 or 1."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What the thoughts of an answer are called by the templates of Qwen and DeepSeek, by OpenAI's clients, and by the
+templates of gpt-oss and LFM."""
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts that hold text."""
 CALLS_AS_TEXT = "Calling tools:"
@@ -88,6 +91,11 @@ def read_message(raw: Any, key: str) -> Message:
         del message["function_call"]
     if message["role"] == "function":
         message["role"] = "tool"
+    thoughts = next((message[name] for name in THOUGHTS if message.get(name)), "")
+    if not isinstance(thoughts, str):
+        raise column_error(key, f"has an answer whose thoughts are no text: {short(thoughts)}")
+    if thoughts:  # by every name, for each template reads its own
+        message.update(dict.fromkeys(THOUGHTS, thoughts))
     if message.get("tool_calls"):
         message["tool_calls"] = _calls(message["tool_calls"], key)
     elif not isinstance(message.get("content"), str | list):
