@@ -11,6 +11,7 @@ from raising import raising
 from trinity_core.errors import TrinityError
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.learner import Learner
+from trinity_core.training.policy import load_causal_lm
 
 SCRIPTS = str(Path(__file__).parents[2] / "benchmarks")
 PACKED = {
@@ -42,6 +43,15 @@ def test_a_family_trains_as_in_transformers(families, kind):
     gaps, packing = families.check(kind)
     assert max(gaps.values()) < families.LIMIT, gaps
     assert packing is (kind in PACKED)
+
+
+def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
+    """On the rank that reads the model as on the others."""
+    families.save_model("ernie4_5_moe", tmp_path)
+    read, unread = (load_causal_lm(str(tmp_path), torch.float32, reads=reads) for reads in (True, False))
+    frozen = [name for name, p in read.named_parameters() if not p.requires_grad]
+    assert frozen == [name for name, p in unread.named_parameters() if not p.requires_grad]
+    assert {name.rpartition(".")[2] for name in frozen} == {"e_score_correction_bias"}
 
 
 def test_gradient_checkpointing_of_a_family_without_it(families, make_config, tmp_path):

@@ -225,6 +225,7 @@ def load_causal_lm(
     try:
         if reads:
             lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
+            freeze_as_defined(lm)
         else:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
             with no_init_weights():
@@ -251,6 +252,18 @@ def load_causal_lm(
 def _first_line(error: Exception) -> str:
     """First line of an error's text; the name of its class if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def freeze_as_defined(lm: Any) -> None:
+    """Freeze the parameters that the model's class does not train, such as the bias of ERNIE 4.5's router: transformers
+    makes those that it reads trainable, and AdamW would decay them."""
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        defined = type(lm)(lm.config)
+    for name, p in defined.named_parameters():
+        if not p.requires_grad:
+            lm.get_parameter(name).requires_grad_(False)
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
