@@ -1,8 +1,9 @@
 """Engines of many model families against transformers: log-probs, and weights from every source.
 
 A small model of each family, with random weights in float32, on the CPU. Printed is the largest gap in a log-prob
-(nats) between vLLM's engine and transformers: at the start, of tokens that it samples, after two published versions,
-and after loading a folder; or the first error. The claim: each is below 1e-4, for the families of docs/explorer.md.
+(nats) between vLLM's engine and transformers: at the start from a converted checkpoint, of tokens that it samples,
+after two published versions, and after loading a folder of transformers'; or the first error. The claim: each is below
+1e-4, for the families of docs/explorer.md.
 
     python benchmarks/model_families.py                 # all families, each in a process of its own
     python benchmarks/model_families.py gemma2 mixtral  # these
@@ -23,9 +24,11 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trinity_core.checkpoints.convert import convert
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
+from trinity_core.layout import shard_name
 from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
@@ -92,11 +95,22 @@ def logprobs(model, tokens=TOKENS):
         return model(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
 
 
+def converted(model, folder):
+    """The Hugging Face folder of a checkpoint of the model, as a trainer makes both."""
+    actor = folder / "global_step_1" / "actor"
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(actor / "huggingface")
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    trained = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    torch.save(trained, actor / shard_name("model", 1, 0))
+    return convert(actor.parent)
+
+
 async def gaps_of(kind, folder):
     torch.manual_seed(0)
     model = made(kind)
-    model.save_pretrained(folder / "model")
-    engine = InProcessEngine(EngineSettings(str(folder / "model"), max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1))
+    limits = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_gib": 0.1}
+    engine = InProcessEngine(EngineSettings(str(converted(model, folder)), **limits))
     os.environ.update(engine.settings.environment())
     await engine.start()
 

@@ -118,9 +118,9 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
         f"{title} {summary[key]:.3f}"
         for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
     )
-    from trinity_core.runtime.summary import named_seconds
+    from trinity_core.runtime.summary import named_stages
 
-    seconds = "  ".join(f"{name} {value:.0f} s" for name, value in named_seconds(summary["stage_seconds"]).items())
+    seconds = "  ".join(f"{name} {value:.0f} s" for name, value in named_stages(summary["stage_seconds"]).items())
     steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())
     python, trinity = shown(sys.executable), shlex.quote(shown(str(Path(sys.executable).with_name("trinity"))))
     model = f"transformers.AutoModelForCausalLM.from_pretrained({json.dumps(shown(summary['hf_dir']))})"

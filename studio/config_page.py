@@ -269,11 +269,15 @@ def edit_text(draft: ConfigDraft) -> None:
         draft.text = st.session_state[key]
         st.session_state["shown text"] = (draft.text, number)
 
-    coloured, edited = st.tabs(["YAML", "Edit as text"], key="text tabs")
-    with coloured:
-        st.code(draft.text, language="yaml", line_numbers=True, height=420)
-    with edited:
-        st.text_area("YAML", draft.text, key=key, height=420, on_change=take_text, label_visibility="collapsed")
+    edited = st.container()
+    if draft.text.strip():
+        coloured, edited = st.tabs(["YAML", "Edit as text"], key="text tabs")
+        with coloured:
+            st.code(draft.text, language="yaml", line_numbers=True, height=420)
+    hint = "Or write a configuration here, as YAML"
+    edited.text_area(
+        "YAML", draft.text, key=key, height=420, placeholder=hint, on_change=take_text, label_visibility="collapsed"
+    )
 
 
 def put(key: str, value: str) -> None:

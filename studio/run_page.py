@@ -163,12 +163,13 @@ def show_curves(runs: Sequence[Run]) -> None:
         )
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        # With the first evaluation of a run in progress its scores come into the choice.
-        first = first_shown(names)
-        chosen = st.multiselect("Metrics", names, default=first, key=f"metrics {' '.join([*short, *first])}")
-        smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, width=160)
-        by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True)
-        is_log = st.toggle("Log scale")
+        # Bound to the address, which shows somebody else the same curves.
+        usual = "accuracy, reward, loss, length"
+        chosen = st.multiselect("Metrics", names, key="metrics", placeholder=usual, bind="query-params")
+        smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, key="smoothing", width=160, bind="query-params")
+        by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True, key="over", bind="query-params")
+        is_log = st.toggle("Log scale", key="log", bind="query-params")
+    chosen = chosen or first_shown(names)
     marks = (
         [checkpoint.step for checkpoint in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
     )
@@ -285,7 +286,7 @@ def show_logs(runs: Sequence[Run], run: Run, settings: StudioSettings) -> None:
     name = st.selectbox("Log", list(logs), index=list(logs).index(newest))
     with logs[str(name)].open("rb") as file:
         file.seek(max(0, logs[str(name)].stat().st_size - LOG_BYTES))
-        st.code(file.read().decode(errors="replace") or "empty", "log", height=600)
+        st.code(file.read().decode(errors="replace") or "empty", "log", height=600, wrap_lines=True)
 
 
 def show_commands(run: Run, settings: StudioSettings) -> None:

@@ -56,6 +56,8 @@ class RunFiles:
     model: str = ""
     began: datetime | None = None
     ended: datetime | None = None
+    earlier: float = 0.0
+    """Seconds of the attempts before the latest one."""
     state: RunState = RunState.UNKNOWN
     steps: Mapping[str, str] = field(default_factory=dict)
     """Stage of a pipeline → the name of its run's folder."""
@@ -137,10 +139,12 @@ class Run:
         return not self.files.steps and (mode in ("explore", "serve") or (mode == "train" and not trains_alone))
 
     def seconds(self, now: datetime) -> float | None:
-        """How long the latest attempt has taken so far; None if it has not begun."""
+        """How long all attempts have taken so far; None if none has begun."""
         ended = self.files.ended or (self.flow_run.ended if self.flow_run else None)
         until = now if not self.state.is_over else ended
-        return max((until - self.began).total_seconds(), 0.0) if self.began and until else None
+        if self.began is None or until is None:
+            return None
+        return self.files.earlier + max((until - self.began).total_seconds(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +206,16 @@ def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
 
 
 def ancestors(job_dir: Path) -> list[Ancestor]:
-    """The models that a run's checkpoints came from, the first one first; empty if that was not noted."""
+    """The models that a run's checkpoints came from, the first one first; empty if that was not noted.
+
+    A run of another checkpoint root has no page here: its checkpoint is named as the model it is.
+    """
     model = read_meta(JobLayout(job_dir).trainer_meta).get("model")
     chain: list[Ancestor] = []
     seen: set[Path] = set()
     while isinstance(model, str):
         run, step = _made_by(model)
-        if run is None or run in seen:
+        if run is None or run in seen or run.parent.parent.resolve() != job_dir.parent.parent.resolve():
             chain.append(Ancestor(model))
             break
         seen.add(run)
@@ -240,6 +247,7 @@ def _read_files(folder: Path, _changed: tuple[tuple[int, int], ...]) -> RunFiles
         model=_short_model(str(meta.get("model") or value_at(config, "model.model_path") or "")),
         began=_time(began),
         ended=_time(ended),
+        earlier=record.earlier if record is not None else 0.0,
         state=finished,
         steps=read_json(layout.stages) or {},
         step=max(trainer.values) if trainer else max((max(curve.values) for curve in curves.values()), default=0),
@@ -321,7 +329,7 @@ def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
     scored = [part.files for part in (run, *stages) if part.files.score is not None]
     ended = max((part.files.ended for part in stages if part.files.ended), default=None)
     last = scored[-1] if scored else run.files
-    scores = {place: files.score for place, files in enumerate(scored) if files.score is not None}
+    scores = dict(enumerate(score for files in scored for _, score in sorted(files.scores.items())))
     files = replace(run.files, scores=scores, interval=last.interval, model=stages[0].files.model)
     return replace(
         run, files=files if files.ended and read_record(run.folder or Path()) else replace(files, ended=ended)

@@ -15,9 +15,11 @@ from studio.dialogs import dialog
 from studio.launch import Launch, start_run, trinity
 from studio.prefect_runs import PrefectRuns
 from studio.settings import StudioSettings
+from studio.texts import escaped
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
+from trinity_core.tracking.run_record import read_record
 
 HERE = ""
 """Value in place of a deployment's id: a process on this machine."""
@@ -40,6 +42,11 @@ def start_form(
     places = named | {HERE: "a process on this machine"}
     st.markdown(f"Flow **{checked.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
+    record = read_record(checked.config.job_dir)
+    if record is not None and checked.config.continue_from_checkpoint:
+        run = escaped(f"{checked.config.project}/{checked.config.name}")
+        state = record.present_state.value
+        st.info(f"The run {run} is there already ({state}) and will be resumed. Another `name` begins a new run.")
     for objection in draft.objections(draft.file):
         st.warning(objection)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):

@@ -25,7 +25,7 @@ from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.page_notes import mlflow_address, studio_links
 from trinity_core.runtime.progress import ProgressReport
-from trinity_core.runtime.summary import named_seconds
+from trinity_core.runtime.summary import named_stages
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.metrics_file import read_metrics
@@ -237,8 +237,7 @@ def show_rollouts(config: Config) -> None:
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
     """A run's results as a two-column table; the links above it stand for where they are tracked."""
     results = {name: value for name, value in summary.items() if name not in UNSHOWN and value not in (None, "", {})}
-    if "stage_seconds" in results:
-        results["stage_seconds"] = named_seconds(results["stage_seconds"])
+    results |= {name: named_stages(results[name]) for name in ("scores", "stage_seconds") if name in results}
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in results.items())
     _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
     score = summary.get("score")

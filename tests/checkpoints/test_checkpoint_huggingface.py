@@ -34,5 +34,5 @@ def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
 
 def test_stage_without_score_takes_first_score_of_next_stage() -> None:
     summaries = {"sft": {"score": None, "scores": {}}, "rft": {"score": 0.9, "scores": {"step 0": 0.4, "step 8": 0.9}}}
-    assert scores_by_stage({"score": 0.1}, summaries) == {"before": 0.1, "sft": 0.4, "rft": 0.9}
+    assert [*scores_by_stage({"score": 0.1}, summaries).items()] == [("before", 0.1), ("sft", 0.4), ("rft", 0.9)]
     assert scores_by_stage({}, {"sft": summaries["sft"]}) == {"before": None, "sft": None}

@@ -9,9 +9,10 @@ import pytest
 from preflight_configs import config_of
 
 from trinity_core.config import load_config
+from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks
-from trinity_core.runtime.preflight.checks import shared_memory_shortage, shortages
+from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
 from trinity_core.runtime.preflight.needs import size, total
 from trinity_core.runtime.preflight.resource_estimate import REWARDS, TRAINER, Room
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
@@ -147,3 +148,22 @@ def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str,
     assert by_model.keys() <= amounts.keys() and len(by_model) >= 6
     for name, line in by_model.items():
         assert f" {size(amounts[name])}" in line, name
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "overrides", "refused"),
+    [
+        ([(7, 5)], (), True),
+        ([(7, 0), (7, 5)], (), True),
+        ([(7, 5), (8, 0)], (), False),
+        ([(0, 0)], (), False),
+        ([], (), False),
+        ([(7, 5)], ("explorer.rollout_model.dtype=float16",), False),
+        ([(7, 5)], ("cluster.gpu_per_node=0",), False),
+    ],
+)
+def test_gpus_older_than_bfloat16_are_found_before_vllm_does(monkeypatch, capabilities, overrides, refused):
+    gpus = [Gpu(str(place), f"GPU-{place}", "", 16 * GIB, one) for place, one in enumerate(capabilities)]
+    monkeypatch.setattr(checks, "survey", lambda: gpus)
+    config = config_of("cluster.gpu_per_node=1", *overrides)
+    assert [finding.key for finding in missing_bfloat16(config)] == ["explorer.rollout_model.dtype"] * refused

@@ -105,7 +105,8 @@ def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path
     _, rft = run_all(tmp_path)
     bench = rft | {"hf_dir": None, "checkpoint_dir": "bench", "step": 0, "score": 0.7}
     plan = plan_stages(load_config(QUICKSTART, [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny"]))
-    summary = pipeline.pipeline_summary(plan, {}, {"rft": rft, "bench": bench})
+    summary = pipeline.pipeline_summary(plan, {"seconds": 2.0}, {"rft": rft, "bench": bench})
+    assert summary["seconds"] == 2.0 + rft["seconds"] + bench["seconds"]
     assert (summary["hf_dir"], summary["checkpoint_dir"]) == (rft["hf_dir"], rft["checkpoint_dir"])
     assert (summary["score"], summary["step"], summary["steps"]) == (0.7, 3, {"rft": 3, "bench": 0})
 

@@ -17,6 +17,7 @@ from studio.sections import SECTIONS
 from studio.settings import studio_settings
 from studio.start_form import validated
 from trinity_core.errors import TrinityError
+from trinity_core.tracking.run_record import record_start
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
 TEXT = """\
@@ -171,6 +172,9 @@ def test_dialogs_open_with_their_buttons(folder: Path) -> None:
     assert "Save and start" not in labels(page), "Prefect is asked when the form is opened"
     [start] = [button for button in page.button if button.label == "Start"]
     assert "Save and start" in labels(start.click().run())
+    assert "resumed" not in "".join(line.value for line in page.info)
+    record_start(folder / "checkpoints/trinity/mine", {}, "rft")
+    assert "mine is there already (running)" in "".join(line.value for line in start.click().run().info)
     [save_as] = [button for button in page.button if button.label == "Save as"]
     assert labels(save_as.click().run()).count("Save") == 2
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from browser import Page, button, opened
 from studio_served import Served
-from test_studio_page import IDLE, has
+from test_studio_page import IDLE, field, has
 from test_studio_records import run_folder
 
 from trinity_core.files import read_json, write_json
@@ -23,6 +23,7 @@ from trinity_core.tracking.run_record import read_record, record_end, record_pat
 from trinity_core.tracking.writers import RunOutcome
 
 TABLE = "document.querySelector('[data-testid=stDataFrame]')"
+INSIDE = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
 NO_FAULT = "!document.querySelector('[data-testid=stException]')"
 
 
@@ -78,8 +79,47 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             await page.reload()
             await page.until(f"{has('trinity audit')} && {IDLE}", "a reload shows the same part of the same run")
             await page.click(part("Rollouts"))
-            inside = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
-            await page.until(f"{inside}?.includes('It is 4.')", "the rollouts are shown")
+            await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts are shown")
+
+    asyncio.run(look())
+
+
+def test_an_address_shows_the_curves_that_were_chosen(studio: Served, runs: Path, tmp_path: Path) -> None:
+    """Metrics, smoothing, scale, and wall time in place of steps: whoever opens it sees the same, also of a run in
+    progress when its page is renewed."""
+    charts = "[...document.querySelectorAll('[data-testid=stVegaLiteChart]')]"
+    axes = "[...document.querySelectorAll('.role-axis-title text')].map(e => e.textContent)"
+    lines = "document.querySelectorAll('.mark-line path').length"
+    chosen = f"{charts}.length === 1 && {axes}.includes('minutes') && {lines} === 2"
+    controls = f"{chosen} && document.querySelector('[data-testid=stSlider] input').value === '0.05'"
+    parameters = {"metrics": "actor/final_loss", "smoothing": "0.05", "over": "minutes", "log": "true"}
+
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, "/runs?run=hub/done", f"{charts}.length >= 2 && {axes}.includes('step')")
+            assert await page.value("location.search.match(/[a-z]+=/g).join()") == "run=", "what is usual is not in it"
+            await page.click(field("Metrics"))
+            await page.call("Input.insertText", text="final_loss")
+            await page.press("Enter", "Escape")
+            await page.until(f"{charts}.length === 1 && {IDLE}", "only the chosen metric is shown")
+            await page.click(button("minutes"))
+            await page.until(f"{axes}.includes('minutes') && {IDLE}")
+            await page.click("document.querySelector('[data-testid=stCheckbox] label')")
+            await page.until(f"location.search.includes('log=') && {IDLE}")
+            await page.value("document.querySelector('[data-testid=stSlider] input').focus()")
+            await page.press("ArrowRight")
+            await page.until(f"{controls} && {IDLE}")
+            search = await page.value("Object.fromEntries(new URLSearchParams(location.search))")
+            assert search == {"run": "hub/done"} | parameters
+            address = (await page.value("location.pathname + location.search")).replace("done", "going")
+        async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, address, controls)
+            assert await page.value("document.querySelector('[data-testid=stCheckbox] input').checked")
+            points = "document.querySelector('.mark-line path').getAttribute('d').split(/[ML]/).length"
+            before = await page.value(points)
+            MetricsFile(runs / "going", "trainer").write(9, {"actor/final_loss": 0.1, "timing_s/step": 1.0})
+            await page.until(f"{points} > {before} && {controls} && {IDLE}", "the page is renewed")
+            assert await page.value("location.pathname + location.search") == address
 
     asyncio.run(look())
 
@@ -102,6 +142,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             await go(page, studio, "/runs?run=hub/pipeline", f"{has('hub/done')} && {has('0.750')}")
             legend = "[...document.querySelectorAll('.role-legend text')].map(e => e.textContent)"
             await page.until(f"{legend}.includes('pipeline')", "the curves begin with the score of the first model")
+            await go(page, studio, "/runs?run=hub/pipeline&tab=Rollouts", has("Open in its own tab"))
+            await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts of its stage are shown")
 
     asyncio.run(look())
 

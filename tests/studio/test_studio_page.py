@@ -271,10 +271,12 @@ def test_measuring_time_adds_it_to_the_plan(studio: Served, tmp_path: Path) -> N
 
 
 def test_a_new_file_begins_from_a_recipe(studio: Served, tmp_path: Path) -> None:
-    """A file that is not there is not said to be saved; the gallery makes it."""
+    """A file that is not there is not said to be saved; the gallery makes it, or a text that is written beside it."""
 
     async def act(page: Page) -> None:
         await page.until(f"{has('new.yaml does not exist yet')} && !{has('All changes are saved')}")
+        await page.until(f"{TEXT_AREA}?.checkVisibility({{visibilityProperty: true}})")
+        assert not await page.value("!!document.querySelector('[data-testid=stCode]')"), "there is no text to show"
         await page.fill(field("Save as"), "new.yaml")
         await page.click(
             "[...document.querySelectorAll('[role=radiogroup] label')].find(e => /^sft$/m.test(e.innerText))"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from studio.curves import chart, curves_of, first_shown, metric_names, rows_of, short_titles
+from studio.runs import Ancestor, ancestors
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
 from trinity_core.layout import JobLayout
@@ -52,6 +53,18 @@ def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None
     marks = [layer["mark"]["type"] for layer in spec["layer"]]
     assert spec["layer"][0]["mark"]["color"] == "gray", "seen on a dark page too"
     assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
+
+
+def test_ancestors_of_another_checkpoint_root_are_models_and_no_runs(tmp_path: Path) -> None:
+    """Its name may be that of another run here."""
+    sft, rft, other = tmp_path / "p/sft", tmp_path / "p/rft", tmp_path / "elsewhere/p/sft"
+    for folder in (sft, other):
+        run_folder(folder, "org/base", {2: 0.5})
+    run_folder(rft, str(JobLayout(sft).huggingface(2)), {})
+    assert [(one.run, one.step, one.score) for one in ancestors(rft)] == [("", 0, None), ("p/sft", 2, 0.5)]
+    model = str(JobLayout(other).huggingface(2))
+    run_folder(rft, model, {})
+    assert ancestors(rft) == [Ancestor(model)]
 
 
 @pytest.mark.parametrize(("steps", "padding"), [([0], 0), ([0, 1], 6)])

@@ -82,6 +82,8 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     [run] = find_runs(tmp_path, [flow_run("one"), flow_run("one", minutes=-9, id="earlier", kind="FAILED")])
     assert run.state is RunState.FINISHED and run.folder == job and run.flow_run.id == "flow run one"
     assert run.seconds(NOON) == 120.0 and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    write_json(record_path(job), (read_json(record_path(job)) or {}) | {"earlier": 30.0})
+    assert find_runs(tmp_path)[0].seconds(NOON) == 150.0, "with the attempts before"
     files = run.files
     assert (files.step, files.total_steps, files.score, files.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert files.seconds_left is not None and files.seconds_left < 60
@@ -94,13 +96,14 @@ def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path
     for at, name in ((2, "all_rft"), (1, "all_sft")):
         stage = folder(tmp_path, name, at, RunOutcome.FINISHED)
         update_meta(JobLayout(stage).trainer_meta, model="/c/p/all_sft/global_step_9/actor/huggingface")
-        MetricsFile(stage, "eval").write(at, {"eval/test/accuracy": at / 10 + 0.1})
+        for step in range(at):
+            MetricsFile(stage, "eval").write(step, {"eval/test/accuracy": (at + step) / 10 + 0.1})
     folder(tmp_path, "later", minutes=9)
     runs = find_runs(tmp_path)
     assert [(run.name, run.parent) for run in runs] == [
         ("p/later", ""), ("p/all", ""), ("p/all_sft", "p/all"), ("p/all_rft", "p/all"),
     ]  # fmt: skip
-    assert [*runs[1].files.scores.values()] == pytest.approx([0.1, 0.2, 0.3])
+    assert [*runs[1].files.scores.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4]), "of all steps"
     assert runs[3].files.model == "all_sft step 9"
 
 

@@ -101,11 +101,13 @@ def test_a_summary_shows_results_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     put = mock.Mock()
     monkeypatch.setattr(reports, "_put", put)
     unshown = {"made_from": {"settings": {"seed": "6a4adbca"}}, "tracking": "mlflow ui", "tracking_uri": "sqlite://"}
-    reports.show_summary(Config(project="tests", name="run"), {"step": 4, "stage_seconds": {"before": 57.0}, **unshown})
+    stages = {"scores": {"before": 0.5, "sft": None}, "stage_seconds": {"before": 57.0}}
+    reports.show_summary(Config(project="tests", name="run"), {"step": 4, **stages, **unshown})
     text = put.call_args.args[1]
     cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") == 3]
     rows = {name: value for _, name, value, _ in cells}
-    assert {"step": "4", "stage_seconds": "base score 57"}.items() <= rows.items()
+    shown = {"step": "4", "scores": "base score 0.5", "stage_seconds": "base score 57"}
+    assert shown.items() <= rows.items()
     assert not rows.keys() & unshown.keys()
 
 

@@ -489,8 +489,10 @@ def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     scoring = open_writer("mlflow", RunInfo("p", "n", whole, keeps_status=True), root)
     scoring.close(RunOutcome.FINISHED)
     assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
+    (whole / "summary.json").write_text("{}")
     close_parent(whole, RunOutcome.FINISHED, [0.1, 0.5])
     ended = client.get_run(parent())
+    assert "summary.json" in {file.path for file in client.list_artifacts(parent())}
     assert ended.info.status == "FINISHED" and ended.data.metrics["eval/score"] == 0.5
     assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "on its own again"
 

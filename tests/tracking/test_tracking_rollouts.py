@@ -68,6 +68,11 @@ def test_text_alone_on_a_line_is_shown_as_it_is(text: str) -> None:
     assert shown == f"<blockquote>\n<p>{text.strip()}</p>\n</blockquote>\n"
 
 
+def test_parts_that_are_0_are_left_out() -> None:
+    row = rollouts_table([SampledRollout("p", "r", 0.5, {"format": 0.5, "truncated": 0.0})]).splitlines()[2]
+    assert row.startswith("| **0.5**<br>format 0.5 |")
+
+
 def test_long_texts_keep_both_ends() -> None:
     row = rollouts_table([SampledRollout("p", "x" * 500 + "#### 42")], width=40).splitlines()[2]
     assert "#### 42" in row and " … " in row and len(row) < 120

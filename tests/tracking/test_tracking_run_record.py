@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,17 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.forwarder import Forwarder, open_writer
+from trinity_core.tracking.metrics_file import MetricsFile, metrics_path
 from trinity_core.tracking.mlflow_facts import DESCRIPTION
 from trinity_core.tracking.mlflow_writer import describe_runs
-from trinity_core.tracking.run_record import RunState, read_config, read_record, record_end, record_start
+from trinity_core.tracking.run_record import (
+    RunState,
+    read_config,
+    read_record,
+    record_end,
+    record_path,
+    record_start,
+)
 from trinity_core.tracking.writers import RunInfo, RunOutcome
 
 
@@ -30,6 +39,18 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None
     assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+
+
+def test_a_later_attempt_knows_how_long_those_before_took(tmp_path: Path) -> None:
+    """One that ended, and one that was killed after its last metrics."""
+    record = {"state": "finished", "began": 100.0, "ended": 160.0, "earlier": 40.0}
+    record_path(tmp_path).parent.mkdir()
+    write_json(record_path(tmp_path), record)
+    assert record_start(tmp_path, {}, "rft").earlier == 100.0  # type: ignore[union-attr]
+    write_json(record_path(tmp_path), record | {"state": "running", "ended": None})
+    MetricsFile(tmp_path, "trainer").write(1, {"loss": 1.0})
+    os.utime(metrics_path(tmp_path), (130.0, 130.0))
+    assert record_start(tmp_path, {}, "rft").earlier == 70.0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("explorer_is_first", [True, False])

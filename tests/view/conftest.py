@@ -45,7 +45,12 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
         assert store.lease(1, 4, newest_version=0) is not None
     update_meta(folder / "trainer_meta.json", tokenizer=str(tiny_folder), algorithm={"advantage_fn": "grpo"})
     for step, answer in ((0, "It is 5."), (6, NASTY)):
-        save_rollouts(folder, "eval/test", step, [SampledRollout("What is 2 + 2?", answer, step / 6, task_index=7)])
+        save_rollouts(
+            folder,
+            "eval/test",
+            step,
+            [SampledRollout("What is 2 + 2?", answer, step / 6, {"truncated": 0.0, "style": 0.5}, task_index=7)],
+        )
     return folder
 
 

@@ -202,7 +202,9 @@ async def _two_versions(page) -> None:
     assert "sums/3, step 3" in await page.text(".pane.left .facts")
     await page.press("b", "s")
     await page.until("document.querySelectorAll('.pair pre').length === 3")
-    assert NASTY in await page.text("#pairs") and "1 better, 0 worse" in await page.text("#verdict")
+    facts = await page.text("#pairs")
+    assert "style 0.500" in facts and "truncated" not in facts, "a part that is 0 is not said"
+    assert NASTY in facts and "1 better, 0 worse" in await page.text("#verdict")
     assert not await page.value("!!document.querySelector('#pairs script, #pairs img')")
     await page.press("e")
 

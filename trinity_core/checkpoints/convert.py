@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import damage
+from trinity_core.checkpoints.hub_names import HubNames
 from trinity_core.checkpoints.shards import load_shard, shard_files
 from trinity_core.checkpoints.shards import merge as merge_shards
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
@@ -109,8 +110,9 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
     model, in the wider dtype of the two, and the whole model is in `actor/huggingface`.
 
     `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them; `generation_config.json` names
-    the tokens with which the chat template ends an answer. Data types are kept; a head that is tied to the embeddings
-    is not stored twice. Raises `DataError` if the checkpoint is damaged, or is removed meanwhile.
+    the tokens with which the chat template ends an answer. Tensors get the names that they have on the hub. Data types
+    are kept; a head that is tied to the embeddings is not stored twice. Raises `DataError` if the checkpoint is
+    damaged, or is removed meanwhile.
     """
     actor = step_folder / "actor"
     target = actor / "huggingface"
@@ -130,12 +132,16 @@ def convert(step_folder: Path, base_model_dir: Path | None = None, merge: bool =
         return target
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
+    model = _without_data(config, actor)
+    names = HubNames() if model is None else HubNames.of_model(model)
     if has_adapter:
-        tensors, value_of = _merged(step_folder, base_model_dir)
+        tensors, value_of = _merged(step_folder, base_model_dir, names)
     else:
         tensors, value_of = _tensors(actor, config)
     tensors = _untie(tensors, value_of, config, actor)
-    check_names(tensors, config, actor)
+    tensors, value_of = names.converted(tensors, value_of)
+    if model is not None:
+        check_names(tensors, model, names, actor)
     _refuse_removed(step_folder, is_ours)
     temporary = temporary_sibling(target)
     with clear_errors("converting to", target):
@@ -219,8 +225,11 @@ def _adapter(actor: Path) -> Tensors:
     return {name: value_of(name) for name in like}
 
 
-def _merged(step_folder: Path, base_model_dir: Path | None) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
-    """The base model of a checkpoint's adapter with the adapter in it: tensors without data, and what gives the data.
+def _merged(
+    step_folder: Path, base_model_dir: Path | None, names: HubNames
+) -> tuple[Tensors, Callable[[str], torch.Tensor]]:
+    """The base model of a checkpoint's adapter with the adapter in it: tensors without data by their names on the hub,
+    and what gives the data.
 
     A whole model is never held: its files are mapped, and a tensor is merged when it is asked for. Raises `DataError`
     if the base has changed.
@@ -241,7 +250,9 @@ def _merged(step_folder: Path, base_model_dir: Path | None) -> tuple[Tensors, Ca
     files = weight_files(folder) if folder is not None else []
     if not files:
         raise DataError(f"{base} holds no weights into which the adapter in {actor} could be merged")
-    tensors = dict(_read(files))
+    stored = dict(_read(files))
+    tensors, value_of = names.converted(stored, stored.__getitem__)
+    adapter = {_on_hub(name, names): tensor for name, tensor in adapter.items()}
     adapters.require_matrices(adapter, tensors)
     own, scale = next(iter(adapter.values())).dtype, adapters.scaling(config)
     dtypes = {
@@ -249,7 +260,13 @@ def _merged(step_folder: Path, base_model_dir: Path | None) -> tuple[Tensors, Ca
         for name, tensor in tensors.items()
     }
     like = {name: torch.empty_like(t, dtype=dtypes[name], device="meta") for name, t in tensors.items()}
-    return like, lambda name: adapters.merged_tensor(name, tensors[name].to(dtypes[name]), adapter, scale)
+    return like, lambda name: adapters.merged_tensor(name, value_of(name).to(dtypes[name]), adapter, scale)
+
+
+def _on_hub(name: str, names: HubNames) -> str:
+    """An adapter's name of A or B, with its module as it is called on the hub."""
+    module, end = name[: -len(adapters.A)], name[-len(adapters.A) :]
+    return names.name(f"{module}.weight").removesuffix(".weight") + end
 
 
 def _read(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -281,8 +298,8 @@ def _untie(tensors: Tensors, value_of: Callable[[str], torch.Tensor], config: di
     return {name: tensor for name, tensor in tensors.items() if name != HEAD}
 
 
-def check_names(tensors: Tensors, config: dict[str, Any], actor: Path) -> None:
-    """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
+def _without_data(config: dict[str, Any], actor: Path) -> Any:
+    """The model that `config` describes, without data; None with a warning if transformers lacks the architecture."""
     import torch
 
     lean_transformers()
@@ -292,13 +309,17 @@ def check_names(tensors: Tensors, config: dict[str, Any], actor: Path) -> None:
         settings = AutoConfig.for_model(**config)
         # Without `dtype`, that of config.json would be the default dtype of all threads, of a train step too.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype(), **OWN_ATTENTION)
+            return AutoModelForCausalLM.from_config(settings, dtype=torch.get_default_dtype(), **OWN_ATTENTION)
     except (ValueError, KeyError) as error:
-        log.warning("the names of the tensors in %s are not checked: %s", actor, error)
-        return
+        log.warning("the names of the tensors in %s are neither checked nor converted: %s", actor, error)
+        return None
+
+
+def check_names(tensors: Tensors, model: Any, names: HubNames, actor: Path) -> None:
+    """Raise `DataError` if `tensors`, by their names on the hub, do not match the architecture."""
     stored = model.state_dict()  # lists tied weights under both names; one is required
-    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    expected |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in stored}
+    required = dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in stored}
+    expected = {name: tuple(tensor.shape) for name, tensor in names.tensors(required.items())}
     missing = sorted(set(expected) - set(tensors))
     wrong = sorted(name for name in set(expected) & set(tensors) if tuple(tensors[name].shape) != expected[name])
     if missing or wrong:

@@ -147,7 +147,7 @@ class Engine(ABC):
             try:
                 verify_parameters(version, values, ranks, before, checked)
             except WeightSyncError:  # some models have tensors in other modules than on the hub, whose names vLLM has
-                hub_names = HubNames(vllm_types.text_config(self.settings))
+                hub_names = HubNames.of_config(vllm_types.text_config(self.settings))
                 on_hub = {hub_names.name(name): value for name, value in values.items()}
                 if on_hub.keys() == values.keys():
                     raise

@@ -148,14 +148,15 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
     """Scores, steps and seconds of each stage, and the folders of the last one's model."""
     last = list(summaries.values())[-1]
     trained = [summary for summary in summaries.values() if summary["hf_dir"]] or [last]
+    seconds = {"before": before.get("seconds", 0.0)} | {name: summary["seconds"] for name, summary in summaries.items()}
     return {
         **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
         "score": last["score"],
         "scores": scores_by_stage(before, summaries),
         "steps": {name: summary["step"] for name, summary in summaries.items()},
-        "stage_seconds": {"before": before.get("seconds", 0.0)}
-        | {name: summary["seconds"] for name, summary in summaries.items()},
+        "stage_seconds": seconds,
+        "seconds": round(sum(seconds.values()), 2),
     }
 
 
@@ -225,10 +226,13 @@ def gpus_of(configs: list[Config]) -> int:
 
 
 def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """`before` and each stage's name -> score. A stage that evaluates nothing has the next one's score at step 0."""
-    scores: dict[str, float | None] = {"before": before.get("score")}
+    """`before` and each stage's name -> score, in order.
+
+    A stage that evaluates nothing has the next one's score at step 0.
+    """
+    scores: dict[str, float | None] = {}
     following: float | None = None
     for name, summary in reversed(summaries.items()):
         scores[name] = following if summary["score"] is None else summary["score"]
         following = summary["scores"].get("step 0")
-    return scores
+    return {"before": before.get("score")} | {name: scores[name] for name in summaries}

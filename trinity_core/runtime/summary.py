@@ -100,9 +100,9 @@ def summary_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def named_seconds(stage_seconds: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of a pipeline's stages for people: `before` is the score of the base model."""
-    return {"base score" if name == "before" else name: seconds for name, seconds in stage_seconds.items()}
+def named_stages(values: Mapping[str, float]) -> dict[str, float]:
+    """Scores or seconds of a pipeline's stages for people: `before` is the score of the base model."""
+    return {"base score" if name == "before" else name: value for name, value in values.items()}
 
 
 def summary_path(config: Config) -> Path:

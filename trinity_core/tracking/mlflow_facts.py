@@ -1,8 +1,9 @@
-"""What MLflow's page of a run says beside metrics: a description with links, and the data that the run used."""
+"""What MLflow's page of a run says: a description with links, the data that the run used, and names that it allows."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
 from trinity_core.page_notes import read_page_note, studio_links
 from trinity_core.tracking.scores import data_digest
+from trinity_core.tracking.writers import flatten
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -26,6 +28,13 @@ MOST_BYTES = 1 << 30
 LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
 """Characters that MLflow takes (its `utils/validation.py`; the columns of its tables, to which PostgreSQL holds it): of
 a metric, parameter, run or assessment, of a registered model, of a data set and its digest."""
+
+SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
+"""Words for signs that MLflow allows in no name: names that differ in one stay apart."""
+FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
+"""MLflow's page sorts groups of charts by name, capitals first."""
+NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
+"""Characters of a metric's name: MLflow's limit, with room for its group."""
 
 
 def shortened(text: str, length: int) -> str:
@@ -87,3 +96,32 @@ def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for context, data_set in data_sets:
         if data_set and data_set.get("path") and "://" not in str(data_set["path"]):
             yield context, data_set
+
+
+def allowed_name(name: str) -> str:
+    """The name of a metric or parameter as MLflow allows it: `pass@4` becomes `pass_at_4`.
+
+    Letters of any script are allowed. As names may be files, no part between two `/` may be empty or of dots alone:
+    `_` stands for it. The end of a longer name is its checksum.
+    """
+    allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
+    plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
+    return shortened(plain, NAME_LENGTH)
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    """A configuration's settings by names that MLflow allows; of names that become one, all but the first are
+    numbered."""
+    params: dict[str, str] = {}
+    for name, value in flatten(config).items():
+        unique, number = allowed_name(name), 1
+        while unique in params:
+            number += 1
+            unique = allowed_name(f"{name}_{number}")
+        params[unique] = value
+    return params
+
+
+def names_of(name: str) -> list[str]:
+    """A metric's names in MLflow: those that a person looks at first are also in the first group of charts."""
+    return [name, f"{FIRST}/{name.replace('/', ' ')}"] if name.endswith(FIRST_ENDINGS) else [name]

@@ -30,9 +30,12 @@ from trinity_core.tracking.mlflow_facts import (
     DESCRIPTION,
     LONGEST_KEY,
     LONGEST_MODEL,
+    allowed_name,
     dataset_inputs,
     description,
     experiment_description,
+    names_of,
+    parameters,
     shortened,
 )
 from trinity_core.tracking.writers import (
@@ -43,7 +46,6 @@ from trinity_core.tracking.writers import (
     RunInfo,
     RunOutcome,
     TracingWriter,
-    flatten,
     full_names,
     is_away,
 )
@@ -62,15 +64,9 @@ CHAMPION = "champion"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
 from our sampled rollouts, that of an agent's evaluations."""
-SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
-"""Words for signs that MLflow allows in no name: names that differ in one stay apart."""
-FIRST, FIRST_ENDINGS = "Results", ("/accuracy", "reward/mean")
-"""MLflow's page sorts groups of charts by name, capitals first."""
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
-NAME_LENGTH = LONGEST_KEY - len(f"{FIRST}/")
-"""Characters of a metric's name: MLflow's limit, with room for its group."""
 STARTS = "trinity.starts"
 """A tag: how many starts of the run had settings of their own. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -108,35 +104,6 @@ def ui_command(uri: str, python: str = sys.executable) -> str:
 def registered_name(project: str, name: str) -> str:
     """The registered model of a run. MLflow allows neither `/` nor `:` in it."""
     return shortened(re.sub(r"[/:]+", ".", f"{project}.{name}"), LONGEST_MODEL)
-
-
-def allowed_name(name: str) -> str:
-    """The name of a metric or parameter as MLflow allows it: `pass@4` becomes `pass_at_4`.
-
-    Letters of any script are allowed. As names may be files, no part between two `/` may be empty or of dots alone:
-    `_` stands for it. The end of a longer name is its checksum.
-    """
-    allowed = re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
-    plain = "/".join(part if part.strip(".") else "_" for part in allowed.split("/"))
-    return shortened(plain, NAME_LENGTH)
-
-
-def parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's settings by names that MLflow allows; of names that become one, all but the first are
-    numbered."""
-    params: dict[str, str] = {}
-    for name, value in flatten(config).items():
-        unique, number = allowed_name(name), 1
-        while unique in params:
-            number += 1
-            unique = allowed_name(f"{name}_{number}")
-        params[unique] = value
-    return params
-
-
-def names_of(name: str) -> list[str]:
-    """A metric's names in MLflow: those that a person looks at first are also in the first group of charts."""
-    return [name, f"{FIRST}/{name.replace('/', ' ')}"] if name.endswith(FIRST_ENDINGS) else [name]
 
 
 @MONITORS.register("mlflow")
@@ -425,7 +392,8 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage."""
+    """Mark a pipeline's run as ended, if it has one, with its summary, and the scores of its first model and of each
+    stage."""
     _held.discard(job_dir)
     if not (kept := _noted(job_dir)):
         return
@@ -433,6 +401,8 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         client = open_client(kept["uri"], None, None, job_dir)
         for stage, score in enumerate(scores):
             client.log_metric(kept["run_id"], "eval/score", score, step=stage)
+        if (summary := job_dir / "summary.json").is_file():
+            client.log_artifact(kept["run_id"], str(summary))
         client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):

@@ -99,11 +99,14 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: reward with its parts, response, reference answer, prompt. A narrow window cuts off the end."""
+    """A Markdown table: reward with its parts that are not 0, response, reference answer, prompt.
+
+    A narrow window cuts off the end.
+    """
     lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
-        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()))
+        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()) if value)
         texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
         lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
     return "\n".join(lines)

@@ -19,6 +19,7 @@ import yaml
 from trinity_core.config.secrets import without_secrets
 from trinity_core.files import read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
+from trinity_core.tracking.metrics_file import metrics_path
 from trinity_core.tracking.writers import RunOutcome
 
 
@@ -55,6 +56,8 @@ class RunRecord:
     host: str = ""
     mark: str = ""
     """`start_mark` of the process."""
+    earlier: float = 0.0
+    """Seconds that the attempts before it took; of one that was killed, until its last metrics."""
 
     @property
     def present_state(self) -> RunState:
@@ -87,15 +90,23 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
     """
     if keeps and record_path(job_dir).exists():
         return None
-    pid = os.getpid()
+    pid, host = os.getpid(), socket.gethostname()
     record = RunRecord(
-        RunState.RUNNING.value, time.time(), stage=stage, pid=pid, host=socket.gethostname(), mark=start_mark(pid)
+        RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), _seconds_until_now(job_dir)
     )
     text = yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
     record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config_path(job_dir), text.encode(), durable=False)
     write_json(record_path(job_dir), asdict(record), durable=False)
     return record
+
+
+def _seconds_until_now(job_dir: Path) -> float:
+    before, metrics = read_record(job_dir), metrics_path(job_dir)
+    if before is None:
+        return 0.0
+    ended = before.ended or (metrics.stat().st_mtime if metrics.exists() else before.began)
+    return before.earlier + max(ended - before.began, 0.0)
 
 
 def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> None:

@@ -72,9 +72,10 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     import peft
 
     config = adapter_config(lora, base)
+    routers = [name for name, module in lm.named_modules() if type(module).__name__.endswith("Router")]
     settings = peft.LoraConfig(
         r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
-        lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
+        exclude_modules=routers or None, lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
     )  # fmt: skip
     dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
     head = lm.get_output_embeddings()

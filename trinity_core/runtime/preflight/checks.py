@@ -16,6 +16,7 @@ from typing import Any
 from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
+from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.data.chat import ChatEncoder
@@ -178,6 +179,7 @@ def _opened(config: Config, is_first: bool, encoder: Callable[[], ChatEncoder]) 
     yield from long_prompts(config, encoder)
     yield from busy_port(config)
     yield from missing_gpus(config, cores())
+    yield from missing_bfloat16(config)
 
 
 def unwritable_folders(config: Config) -> Iterator[Finding]:
@@ -259,6 +261,17 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
         place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
     except TrinityError as error:
         yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
+
+
+def missing_bfloat16(config: Config) -> Iterator[Finding]:
+    """Engines in bfloat16, the default on GPUs, where every GPU of this machine is older than that."""
+    dtype = config.explorer.rollout_model.dtype
+    if not config.uses_engines or config.cluster.gpu_per_node == 0 or dtype_of(dtype, on_gpu=True) != "bfloat16":
+        return
+    gpus = survey()
+    if gpus and all(gpu.lacks_bfloat16 for gpu in gpus):
+        message = "this machine's GPUs have no bfloat16, so vLLM refuses it: set this and trainer.dtype to float16."
+        yield Finding("explorer.rollout_model.dtype", dtype, "unavailable", message)
 
 
 def _folder_of(file: Path | None) -> Path | None:

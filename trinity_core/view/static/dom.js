@@ -27,6 +27,12 @@ export const shown = (value, digits = 3) =>
 
 export const kind = (reward) => (reward === null || reward === undefined ? "quiet" : reward > 0 ? "good" : "bad");
 
+export const REPEATED = ["response_length", "truncated"];  // numbers of a rollout that tables and filters have by themselves
+
+// Facts of the parts of a reward and other numbers that are not 0: most count rare faults.
+export const parts = (numbers, repeated = []) => Object.entries(numbers)
+  .filter(([name, value]) => value !== 0 && !repeated.includes(name)).slice(0, 12).map(([name, value]) => fact(name, shown(value)));
+
 let waiting = 0;
 function waits(by) {
   waiting += by;

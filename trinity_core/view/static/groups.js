@@ -1,5 +1,5 @@
 // One group of the table: one rollout token by token, or two beside each other.
-import { attempt, byId, fact, get, kind, make, shown } from "./dom.js";
+import { REPEATED, attempt, byId, fact, get, kind, make, parts, shown } from "./dom.js";
 import { difference } from "./difference.js";
 import { tokenPane } from "./tokens.js";
 
@@ -69,7 +69,7 @@ function pane(owner, number, left = false) {
     fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
     fact("tokens", `${one.prompt_length} + ${one.response_length}${one.actions === null ? "" : ` (${one.actions} in the loss)`}`),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
-    ...Object.entries(one.metrics).slice(0, 12).map(([name, value]) => fact(name, shown(value))));
+    ...parts(one.metrics, REPEATED));
   const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
   return make("div", { class: left ? "pane left" : "pane" }, facts, ...(one.truth ? [reference(one)] : []), tokens);
 }

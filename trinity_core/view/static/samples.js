@@ -1,5 +1,5 @@
 // The page of samples on disk: one step of a source, or two steps beside each other.
-import { about, attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
+import { about, attempt, byId, fact, get, kind, make, options, parts, shown } from "./dom.js";
 
 const MOST = 200;
 let run = "";
@@ -76,7 +76,7 @@ function card({ left, right }, two) {
 function side(sample, of, step) {
   const title = make("h3", {}, of === run ? `step ${step}` : `${of}, step ${step}`);
   if (!sample) return make("div", {}, title, make("p", { class: "quiet" }, "not sampled"));
-  const parts = Object.entries(sample.parts).slice(0, 8).map(([name, value]) => fact(name, shown(value)));
   return make("div", {}, title,
-    make("p", { class: "facts" }, fact("reward", shown(sample.reward), kind(sample.reward)), ...parts), make("pre", {}, sample.response));
+    make("p", { class: "facts" }, fact("reward", shown(sample.reward), kind(sample.reward)), ...parts(sample.parts)),
+    make("pre", {}, sample.response));
 }

@@ -1,5 +1,5 @@
 // The table of rollouts: those of the newest groups, filtered and sorted here; older ones are loaded on demand.
-import { attempt, byId, get, kind, make, shown } from "./dom.js";
+import { REPEATED, attempt, byId, get, kind, make, shown } from "./dom.js";
 
 const EXCERPT = 140;
 let run = "";
@@ -14,7 +14,6 @@ const COLUMNS = {
   reference: (row) => row.truth, reward: (row) => row.reward, advantage: (row) => row.advantage,
   tokens: (row) => row.response_length,
 };
-const REPEATED = ["response_length", "truncated"];  // columns and filters have these already
 const TEXTS = ["task", "prompt", "answer", "reference"];
 
 export function showRun(name) {
