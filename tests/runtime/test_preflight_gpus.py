@@ -14,7 +14,7 @@ from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks
 from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
 from trinity_core.runtime.preflight.needs import size, total
-from trinity_core.runtime.preflight.resource_estimate import REWARDS, TRAINER, Room
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -167,3 +167,5 @@ def test_gpus_older_than_bfloat16_are_found_before_vllm_does(monkeypatch, capabi
     monkeypatch.setattr(checks, "survey", lambda: gpus)
     config = config_of("cluster.gpu_per_node=1", *overrides)
     assert [finding.key for finding in missing_bfloat16(config)] == ["explorer.rollout_model.dtype"] * refused
+    on_node = [finding.key for finding in checks.unready_node(config, 1, {ENGINE: 1}, reads=False)]
+    assert on_node == ["explorer.rollout_model.dtype"] * refused

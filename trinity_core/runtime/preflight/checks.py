@@ -303,6 +303,8 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     keys += ["model.model_path"] if numbers.get(ENGINE) or numbers.get(TRAINER) else []
     keys += ["model.critic_model_path"] if numbers.get(TRAINER) else []
     yield from missing_folders(config, keys)
+    if numbers.get(ENGINE):
+        yield from missing_bfloat16(config)
     room = room_for(config.job_dir)
     (stage,) = plans_of(config, Machine(cores(), gpu_per_node), room.gpu_memory)
     here = [
