@@ -167,6 +167,14 @@ def names_of_a_test_end_with_it() -> Iterator[None]:
             del registry[name]
 
 
+@pytest.fixture(autouse=True)
+def environments_of_a_test_end_with_it() -> Iterator[None]:
+    """Their processes would wait for a rollout of a later test, which counts its own."""
+    yield
+    if known := sys.modules.get("trinity_core.workflows.environments.process"):
+        known.HOSTS.close()
+
+
 @pytest.fixture
 def toy_games() -> None:
     """The plugin of gymnasium's games, for one test: `names_of_a_test_end_with_it` takes its names away again."""

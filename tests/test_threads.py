@@ -81,4 +81,4 @@ def test_a_process_ends_with_another_that_is_killed() -> None:
     assert len(both) == 2 and all(process.is_running() for process in both)
     parent.kill()
     parent.wait(10)
-    assert not psutil.wait_procs(both, timeout=20)[1]
+    assert not psutil.wait_procs(both, timeout=60)[1]

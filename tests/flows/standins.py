@@ -1,4 +1,4 @@
-"""Light actors in place of engine, explorer and trainer: they write metrics and checkpoints, and fail on demand."""
+"""Light actors in place of explorer and trainer: they write metrics and checkpoints, and fail on demand."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
-from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.scores import score_fingerprint
 
 STEPS = 6
-
-
-class Engine:
-    def load(self, source: Any, version: int) -> None: ...
 
 
 class Explorer:
@@ -95,6 +90,8 @@ class Trainer:
         self.stopped = True
 
     def run(self, loop: Callable[..., Any]) -> dict[str, Any]:
+        from trinity_core.store.run_store import open_run_store  # no explorer needs it: a third of an actor's start
+
         job_dir = self.config.job_dir
         layout = JobLayout(job_dir).create()
         step = latest_whole(job_dir) or 0

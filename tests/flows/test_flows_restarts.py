@@ -74,21 +74,28 @@ def test_another_users_process_that_began_later_does_not_work_on_a_run(
     assert is_gone(run) == began_later
 
 
+def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The id of a deployment in a work pool of its own, which is the project's for this test."""
+    from prefect import flow
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    def work() -> None: ...
+
+    monkeypatch.setattr("flows.local.worker.POOL", pool)
+    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    where = {"work_pool_name": pool, "entrypoint": "work.py:work"}
+    return client.create_deployment(client.create_flow(flow(work)), name=pool, **where)
+
+
 @pytest.mark.slow
 def test_a_killed_run_is_scheduled_again_and_no_other(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from prefect import flow, task
-    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
-    def work() -> None: ...
-
-    monkeypatch.setattr("flows.local.worker.POOL", "restarts")
     with api_client(prefect_api) as client:
-        client.create_work_pool(WorkPoolCreate(name="restarts", type="process"))
-        where = {"work_pool_name": "restarts", "entrypoint": "work.py:work"}
-        deployment = client.create_deployment(client.create_flow(flow(work)), name="one", **where)
+        deployment = deployed(client, "restarts", monkeypatch)
 
         def run(*ends: Callable[[], Any]) -> Any:
             made = client.create_flow_run_from_deployment(deployment)
@@ -124,19 +131,12 @@ def test_a_cancelled_run_that_nobody_ends_is_ended(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker has gone, or ignores a second cancellation."""
-    from prefect import flow
-    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.states import Cancelling, Running
 
-    def work() -> None: ...
-
-    monkeypatch.setattr("flows.local.worker.POOL", "ignored")
     monkeypatch.setattr("flows.local.supervisor.IGNORED", timedelta(0))
     monkeypatch.setattr("flows.local.supervisor.POLL_SECONDS", 0.0)
     with api_client(prefect_api) as client:
-        client.create_work_pool(WorkPoolCreate(name="ignored", type="process"))
-        where = {"work_pool_name": "ignored", "entrypoint": "work.py:work"}
-        deployment = client.create_deployment(client.create_flow(flow(work)), name="ignored", **where)
+        deployment = deployed(client, "ignored", monkeypatch)
         run = client.create_flow_run_from_deployment(deployment).id
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         with subprocess.Popen(command, env={**os.environ, "PREFECT__FLOW_RUN_ID": str(run)}) as process:
@@ -156,17 +156,10 @@ def test_a_paused_run_that_was_killed_is_noticed(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A suspended one has no process."""
-    from prefect import flow
-    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.states import Paused, Running, Suspended
 
-    def work() -> None: ...
-
-    monkeypatch.setattr("flows.local.worker.POOL", "paused")
     with api_client(prefect_api) as client:
-        client.create_work_pool(WorkPoolCreate(name="paused", type="process"))
-        where = {"work_pool_name": "paused", "entrypoint": "work.py:work"}
-        deployment = client.create_deployment(client.create_flow(flow(work)), name="paused", **where)
+        deployment = deployed(client, "paused", monkeypatch)
         runs = [client.create_flow_run_from_deployment(deployment).id for _ in range(2)]
         for run, state in zip(runs, (Paused, Suspended), strict=True):
             client.set_flow_run_state(run, Running(), force=True)
@@ -211,17 +204,10 @@ def test_runs_of_another_folder_s_worker_are_left_alone(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their processes may be another machine's: one that is not found here is not gone."""
-    from prefect import flow
-    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.states import Running
 
-    def work() -> None: ...
-
-    monkeypatch.setattr("flows.local.worker.POOL", "shared")
     with api_client(prefect_api) as client:
-        client.create_work_pool(WorkPoolCreate(name="shared", type="process"))
-        where = {"work_pool_name": "shared", "entrypoint": "work.py:work"}
-        deployment = client.create_deployment(client.create_flow(flow(work)), name="shared", **where)
+        deployment = deployed(client, "shared", monkeypatch)
         run = client.create_flow_run_from_deployment(deployment).id
         client.set_flow_run_state(run, Running(), force=True)
         client.update_flow_run(run, infrastructure_pid=str(2**22 + 1))

@@ -59,14 +59,11 @@ def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_standins(fault: str = "") -> None:
-    """Light actors in place of the real ones, in this process from now on."""
+    """Light actors in place of the real ones, and no engines, in this process from now on."""
     import trinity_core.checkpoints.convert
     from trinity_core.runtime.actors import Actors
 
     paths = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
-
-    def engines(run: Any) -> list[Any]:
-        return [run.cluster.actor(standins.Engine, f"{run.config.name}/engine", env=paths)]
 
     def explorer(run: Any, *_: Any) -> Any:
         name = f"{run.config.name}/explorer"
@@ -76,7 +73,7 @@ def use_standins(fault: str = "") -> None:
         name = f"{run.config.name}/trainer"
         return [run.cluster.actor(standins.Trainer, name, run.config, fault, env=paths, concurrency=4)]
 
-    for name, standin in zip(REPLACED, (engines, explorer, trainers, lambda *_: []), strict=True):
+    for name, standin in zip(REPLACED, (lambda _: [], explorer, trainers, lambda *_: []), strict=True):
         setattr(Actors, name, standin)
     trinity_core.checkpoints.convert.convert_all = standins.convert
 
@@ -374,7 +371,7 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
     os.killpg(child.pid, signal.SIGTERM)
     assert child.wait(timeout=60) == TERMINATED
     assert latest_whole(job_dir), "it saved because it was told to stop"
-    gone, alive = psutil.wait_procs(family, timeout=15)
+    gone, alive = psutil.wait_procs(family, timeout=60)
     assert gone and not alive
     with get_client(sync_client=True) as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags={"all_": ["project:tests", "name:cancelled"]}))

@@ -99,7 +99,7 @@ def begun(root: Path, *before: int) -> int:
 def cancel(runs: PrefectRuns, client: Any, run: Any) -> None:
     """Cancel a run as Studio does, and wait until the worker has ended it; by itself it would go on for a minute."""
     runs.cancel(str(run))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (state := client.read_flow_run(run).state.name) != "Cancelled":
         assert time.monotonic() < deadline, state
         time.sleep(0.05)
@@ -113,7 +113,7 @@ def pid(name: str, root: Path) -> int:
 
 
 def wait_until_gone(process: int) -> None:
-    gone, _ = psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=20)
+    gone, _ = psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=60)
     assert gone or not psutil.pid_exists(process)
 
 

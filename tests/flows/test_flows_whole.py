@@ -134,7 +134,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
         family = [process for server in servers for process in (server, *server.children(recursive=True))]
         yield here
         here.call("trinity", "down")
-        assert not psutil.wait_procs(family, timeout=10)[1]
+        assert not psutil.wait_procs(family, timeout=60)[1]
         assert not [*(root / "checkpoints").glob("*_page.json")], "nobody looks for a page that is not served"
 
 
@@ -173,7 +173,7 @@ def test_kills_of_every_process_lose_nothing_and_change_no_weight(
     [flow] = deployed.flows()
     family = [flow, *(process for process in flow.children(recursive=True) if called(process) not in {"", *RAY_AGENTS})]
     flow.kill()
-    assert not psutil.wait_procs(family, timeout=20)[1], "engines, trainers and Ray go with the flow"
+    assert not psutil.wait_procs(family, timeout=60)[1], "engines, trainers and Ray go with the flow"
     slow.unlink()
     assert 0 < (latest_whole(deployed.job) or 0) < STEPS
     wait_until(lambda: KILLED_AT not in trained_steps(deployed.job))

@@ -14,9 +14,9 @@ SECONDS = 60.0
 
 
 @contextmanager
-def held_amid(engine, tokens: int) -> Iterator[threading.Event]:
-    """Once so many tokens were sampled, the event is set, and each further step waits for a job until other weights are
-    loaded than those of that moment."""
+def held_amid(engine, tokens: int, once: bool = False) -> Iterator[threading.Event]:
+    """Once so many tokens were sampled, the event is set, and each further step (or the next one) waits for a job until
+    other weights are loaded than those of that moment."""
     amid = threading.Event()
     step, held = engine._step, set()
     count = lambda: engine._finished_tokens + vllm_types.tokens_in_flight(engine._vllm)  # noqa: E731
@@ -32,6 +32,7 @@ def held_amid(engine, tokens: int) -> Iterator[threading.Event]:
             deadline = time.monotonic() + SECONDS
             while engine._jobs.empty() and time.monotonic() < deadline:
                 time.sleep(0.01)
+            held.update([None] if once else [])
 
     with mock.patch.object(engine, "_step", step_and_wait):
         yield amid

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import threading
 from email.utils import formatdate
 from typing import Any
 
 import pytest
-from endpoint_server import Reply, completion, serving
+from endpoint_server import Asked, Reply, completion, serving
+from ports import free_port
 
 from trinity_core.config import ExternalModelConfig
 from trinity_core.errors import EndpointError, TransientFault, Unanswered
@@ -30,12 +31,6 @@ def ask(asked: Endpoint, times: int = 1) -> list[Any]:
         return await asyncio.gather(*(asked.ask(BODY) for _ in range(times)), return_exceptions=True)
 
     return asyncio.run(main())
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 FAULTS = {
@@ -138,9 +133,20 @@ def test_an_endpoint_that_answers_no_longer_is_given_up() -> None:
 
 def test_failures_beside_an_answer_do_not_add_up() -> None:
     """Those of requests that are too hard for an endpoint which answers others."""
-    with serving(lambda number, _: Reply("oops", 500, seconds=1.0) if number else Reply(seconds=0.5)) as server:
-        asked = endpoint(server.url, max_retry_times=0, requests_at_once=2 * GIVE_UP)
-        answers = ask(asked, 2 * GIVE_UP)
+    asked_at_once, answered = threading.Barrier(2 * GIVE_UP), threading.Event()
+
+    def script(number: int, _: Asked) -> Reply:
+        asked_at_once.wait(60)
+        return Reply("oops", 500) if number and answered.wait(60) else Reply()
+
+    async def main(asked: Endpoint) -> list[Any]:
+        asks = [asyncio.ensure_future(asked.ask(BODY)) for _ in range(2 * GIVE_UP)]
+        await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+        answered.set()
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    with serving(script) as server:
+        answers = asyncio.run(main(endpoint(server.url, max_retry_times=0, requests_at_once=2 * GIVE_UP)))
     assert sorted(type(one).__name__ for one in answers) == ["Answer"] + ["Unanswered"] * (2 * GIVE_UP - 1)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from inference.holding import held_amid
 from raising import raising
 
 from trinity_core.errors import InputError, TransientFault, TrinityError, WeightSyncError
@@ -323,12 +324,12 @@ def test_missing_version_leaves_the_engine_unchanged(tiny_engine, tmp_path):
 
 def test_aborted_request_returns_no_tokens(tiny_engine):
     async def give_up():
-        running = asyncio.create_task(
-            tiny_engine.generate(requests(2, Sampling(max_tokens=200, min_tokens=200), name="long"))
-        )
-        await asyncio.sleep(0.05)
-        await tiny_engine.abort(["long/1"])
-        return (await running).unpack()
+        long = requests(2, Sampling(max_tokens=200, min_tokens=200), name="long")
+        with held_amid(tiny_engine, 20, once=True) as amid:
+            running = asyncio.create_task(tiny_engine.generate(long))
+            await asyncio.to_thread(amid.wait, 60)
+            await tiny_engine.abort(["long/1"])
+            return (await running).unpack()
 
     kept, given_up = asyncio.run(give_up())
     assert (len(kept.tokens), kept.reason) == (200, "length")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
 import openai
 import pytest
 from inference.conversations import CALLS, converse_all, gaps
+from inference.holding import held_amid
 from inference.openai_server import serving
 
 from trinity_core.config.schema.buffer import FormatConfig
@@ -447,9 +449,10 @@ def test_an_auxiliary_model_answers_and_is_not_recorded(tiny_engine, tiny_folder
 
 @dataclass
 class Mortal:
-    """An engine that is lost once, amid its second call, when it has sampled some tokens; its heir is not."""
+    """An engine that is lost once, amid its second call, when `amid` is set; its heir is not."""
 
     engine: object
+    amid: threading.Event | None = None
     calls: int = 0
     losses: int = 1
 
@@ -463,23 +466,20 @@ class Mortal:
         self.losses -= 1
         keys = [request.key for request in requests]
         answering = asyncio.ensure_future(self.engine.generate(requests))
-        while not any(sample is not None and len(sample.tokens) > 3 for sample in await self._said(keys)):
-            assert not answering.done(), "the answer came before the engine could be lost"
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(self.amid.wait, 60)
         await self.engine.abort(keys)
         await answering
         raise EngineLost("it is gone")
-
-    async def _said(self, keys):
-        return (await self.engine.so_far(dict.fromkeys(keys, 0))).values()
 
     async def successor(self, model_path):
         return Mortal(self.engine, losses=0)
 
 
 def test_a_conversation_survives_the_loss_of_its_engine(tiny_engine, tiny_folder):
-    mortal = Mortal(tiny_engine)
-    with serving(tiny_folder, mortal) as api:
+    with (
+        held_amid(tiny_engine, 44, once=True) as amid,
+        serving(tiny_folder, mortal := Mortal(tiny_engine, amid)) as api,
+    ):
         lost, other = api.session(seed=1), api.session(seed=2)
         args = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
         messages = [*ASK, answer(api.client(lost), **args).choices[0].message, {"role": "user", "content": "And then?"}]

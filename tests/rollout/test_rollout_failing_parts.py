@@ -48,7 +48,7 @@ def test_tools_that_hang_or_raise_are_told_to_the_model(
         return "added"
 
     monkeypatch.setitem(TOOLS, "add", add)
-    args = {"tools": ("add",), "max_turns": 3, "time_limit": 0.5}
+    args = {"tools": ("add",), "max_turns": 3, "time_limit": 2.0}
     values = {"explorer.rollout_model.tool_call_parser": CALLS}
     tools = {"default_workflow_type": "toolcall_workflow", "workflow_args": args}
     config = configured(tiny_folders, tmp_path, values, **tools)

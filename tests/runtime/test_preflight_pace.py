@@ -207,7 +207,8 @@ def test_a_trial_that_takes_too_long_is_ended(
     config = config_from_dict(supervised(tiny_folders))
     with raising(TrinityError, key="buffer.batch_size"):
         measure.measure(file, [], config, lambda _: None)
-    assert not [child for child in psutil.Process().children() if "preflight.measure" in " ".join(child.cmdline())]
+    commands = [child.as_dict(["cmdline"])["cmdline"] or [] for child in psutil.Process().children()]
+    assert not [command for command in commands if "preflight.measure" in " ".join(command)]
 
 
 def test_a_trial_that_fails_says_why(tiny_folders: TinyFolders, tmp_path: Path) -> None:

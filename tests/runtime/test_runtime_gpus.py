@@ -65,10 +65,18 @@ def test_a_refusal_names_free_gpus_and_users_of_the_others() -> None:
 
 
 def test_processes_and_memory_make_a_gpu_used() -> None:
-    assert user_of([], 0) == user_of([], IDLE_BYTES) == ""
-    assert user_of([os.getpid()], 0).startswith(f"process {os.getpid()} (")
-    assert user_of([2**22 + 1], 0) == f"process {2**22 + 1}", "of another container"
-    assert user_of([], 3 * IDLE_BYTES) == "a process unknown (3.0 GiB are taken)"
+    assert user_of([], 0) == user_of([], IDLE_BYTES) == ("", 0)
+    assert user_of([os.getpid()], 0)[0].startswith(f"process {os.getpid()} (")
+    assert user_of([2**22 + 1], 0) == (f"process {2**22 + 1}", 0), "of another container"
+    assert user_of([], 3 * IDLE_BYTES) == ("a process unknown (3.0 GiB are taken)", 0)
+
+
+def test_a_gpu_that_draws_a_screen_is_free_but_for_what_that_holds() -> None:
+    desktop = {7: IDLE_BYTES, 8: IDLE_BYTES}
+    assert user_of([], 3 * IDLE_BYTES, desktop) == ("", 3 * IDLE_BYTES)
+    assert user_of([8], 2 * IDLE_BYTES, desktop) == ("", 2 * IDLE_BYTES), "a browser computes, too"
+    assert user_of([], 3 * IDLE_BYTES, {7: 0}) == ("", 3 * IDLE_BYTES), "a driver that does not say how much"
+    assert user_of([8, 2**22 + 1], 9 * IDLE_BYTES, desktop) == (f"process {2**22 + 1}", 2 * IDLE_BYTES)
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.booleans(), min_size=4, max_size=4))

@@ -78,7 +78,7 @@ def noticed(root: Path, job: Path, send: Callable[[int], None]) -> tuple[int, st
     assert run.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
     send(run.pid)
     code = run.wait(timeout=60)
-    assert not psutil.wait_procs(family, timeout=15)[1]
+    assert not psutil.wait_procs(family, timeout=60)[1]
     return code, said.read_text()
 
 

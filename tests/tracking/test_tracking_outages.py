@@ -48,11 +48,12 @@ def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCapture
 def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder_module, "CLOSE_SECONDS", 0.1)
     recorder = Recorder()
     recorder.broken = True
     MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
-    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(forwarder_module, "CLOSE_SECONDS", 0.1)
+        ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
     assert "metrics.jsonl, and is sent when the run is started again" in caplog.text
     recorder.broken = False
     ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
@@ -89,13 +90,14 @@ def test_the_end_of_a_run_is_sent_after_a_fault_that_passes(
 def test_a_run_that_is_deleted_in_mlflow_has_not_failed(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder_module, "CLOSE_SECONDS", 2.0)
     info = RunInfo("p", "n", root / "p" / "n")
     writer = open_writer("mlflow", info, root)
     thread = ForwarderThread(Forwarder(info.job_dir, writer), seconds=0.01)
     mlflow_client(root).delete_run(writer.run_id)  # type: ignore[attr-defined]
     MetricsFile(info.job_dir, "trainer").write(1, {"actor/loss": 0.5})
-    thread.close(RunOutcome.FINISHED)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(forwarder_module, "CLOSE_SECONDS", 2.0)
+        thread.close(RunOutcome.FINISHED)
     assert "metrics.jsonl" in caplog.text
     again = open_writer("mlflow", info, root)
     ForwarderThread(Forwarder(info.job_dir, again), seconds=0.01).close(RunOutcome.FINISHED)

@@ -32,11 +32,11 @@ LARGE = 10_000
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
-          saved=True, pairs=False, **offload):  # fmt: skip
+          saved=True, pairs=False, algorithm="grpo", **offload):  # fmt: skip
     config = {
         "name": name,
         "mode": "train",
-        "algorithm": {"algorithm_type": "dpo" if pairs else "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-4}},
+        "algorithm": {"algorithm_type": "dpo" if pairs else algorithm, "repeat_times": 4, "optimizer": {"lr": 1e-4}},
         "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"gpu_per_node": 0},
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
@@ -76,8 +76,11 @@ def trained(tiny_model, tmp_path):
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
     cases += [_case("shared_pairs", 0, tiny_model, sharing=2, saved=False, pairs=True)]
     cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (1, 2, 3)]
+    cases += [_case("critic3", 3, tiny_model, algorithm="ppo")]  # the bias of its head cannot be shared out evenly
     for case in cases:
-        compared = [] if case["name"].endswith("o") else case["world_sizes"]  # on a CPU offloading is no saving
+        compared = (
+            [] if case["name"].endswith(("o", "critic3")) else case["world_sizes"]
+        )  # on a CPU offloading is no saving
         case["planned"] = {size: planned_bytes(case, size, tiny_model) for size in compared}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -112,23 +115,25 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
     from trinity_core.training.state import weights
 
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
-    half, alone, adapted, preferring = (
+    half, alone, adapted, preferring, valued = (
         Learner(config_from_dict(case["config"]), 4, one_rank)
         for case in (
             _case("half", 2, tiny_model, dtype="bfloat16"),
             _case("alone", 0, tiny_model),
             _case("adapted", 0, tiny_model, lora=ADAPTER),
             _case("preferring", 0, tiny_model, pairs=True),
+            _case("valued", 0, tiny_model, algorithm="ppo"),
         )
     )
     truth = {
         one: [one.step(rows_of(one is preferring, step), step) for step in (1, 2)]
-        for one in (half, alone, adapted, preferring)
+        for one in (half, alone, adapted, preferring, valued)
     }
     for case, world_size, file in trained:
         # Ranks add gradients in another order; in half precision sums are rounded once more.
         other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
         other = adapted if case["config"]["model"]["lora_configs"] else preferring if case["pairs"] else other
+        other = valued if case["name"] == "critic3" else other
         result = torch.load(file, weights_only=True)
         if case["planned"]:
             held = pytest.approx(case["planned"][world_size], rel=0.01)

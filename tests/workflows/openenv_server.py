@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from ports import free_port
 
 
 def make_app(most_sessions: int = 8) -> FastAPI:
@@ -82,8 +83,8 @@ def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 30
-        while not server.started and time.monotonic() < deadline:
+        while not server.started:
+            assert thread.is_alive(), "it does not start"
             time.sleep(0.01)
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         server.should_exit = True
@@ -94,13 +95,10 @@ def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
 def core_serving(script: str | Path, *before: str) -> Iterator[str]:
     """The address of a server that is written with openenv-core, a file beside this one, started with these arguments
     and a port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, Path(__file__).parent / script, *before, str(port)])
+    server = subprocess.Popen([sys.executable, Path(__file__).parent / script, *before, str(port := free_port())])
     try:
-        deadline = time.monotonic() + 60
-        while not is_open(port) and time.monotonic() < deadline:
+        while not is_open(port):
+            assert server.poll() is None, "it does not start"
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -84,8 +84,7 @@ class Odd:
 def odd(tmp_path):
     """Where the environment is whose behaviour is odd."""
     (tmp_path / "odd.py").write_text(ODD)
-    yield f"{tmp_path}/odd.py:Odd"
-    HOSTS.close()
+    return f"{tmp_path}/odd.py:Odd"
 
 
 def play(*turns, workflow="env_workflow", raw=None, **args):
@@ -229,7 +228,6 @@ def test_a_missing_package_of_a_process_is_named(tmp_path):
 
 
 def test_gymnasium_in_a_process_is_the_same():
-    HOSTS.close()
     here, there = (
         play("down", "right", "down", environment="frozen_lake", process=process)[0][0] for process in (False, True)
     )
@@ -409,7 +407,6 @@ def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
     play("end", environment=odd, processes=1)  # its process has started then
     tasks = [Task(i, {}, "set", "plays", group=f"g{i}") for i in range(8)]
     outcomes = asyncio.run(TaskRunner(None, RewardPool(1), 8, 3.0).run(tasks))
-    HOSTS.close()
     assert [outcome.error for outcome in outcomes] == [None] * 8
 
 
@@ -455,7 +452,6 @@ def test_an_engine_plays_in_a_process(tiny_engine, tiny_folder):
 
     rows = asyncio.run(main())
     kept = [host for hosts in HOSTS.idle.values() for host in hosts]
-    HOSTS.close()
     assert 1 <= len(kept) <= 2
     assert {row.run for row in rows} == {0, 1, 2} and all(row.action_mask.all() for row in rows)
     for run in range(3):

@@ -164,7 +164,6 @@ def test_a_verifier_that_hangs_is_killed():
     [after] = play("x")
     assert after.reward == before.reward and after.tokens.tolist() == before.tokens.tolist()
     assert asked[0].strip() in Turns().tokenizer.decode(after.tokens.tolist())
-    HOSTS.close()
 
 
 def test_a_process_of_its_own_is_the_default_and_can_be_declined():

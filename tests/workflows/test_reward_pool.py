@@ -1,5 +1,4 @@
 import asyncio
-import itertools
 import os
 import signal
 import threading
@@ -11,13 +10,15 @@ import pytest
 from raising import raising
 
 from trinity_core.errors import DataError, RewardError
-from trinity_core.threads import InterruptibleThreads
+from trinity_core.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.waits import poll
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardPool
 from trinity_core.workflows.rewards.base import FAST_PATHS
 from trinity_core.workflows.rewards.pool import usual_workers
 
 PLUGIN = """
 import os, time
+from pathlib import Path
 from trinity_core.workflows import REWARD_FNS
 
 @REWARD_FNS.register("by_order")
@@ -37,8 +38,12 @@ def by_order(*, prompt, response, truth, task, **args):
         return None
     if response == "memory":
         return float(len(bytearray(8 << 30)))
-    if response == "slow":
-        time.sleep(1.5)
+    if response.startswith("waits "):
+        folder = Path(response.split()[1])
+        (folder / "begun").touch()
+        while not (folder / "go on").exists():
+            time.sleep(0.01)
+        return 1
     if response.startswith("note "):
         with open(response.split()[1], "a") as notes:
             notes.write("x")
@@ -48,9 +53,12 @@ def by_order(*, prompt, response, truth, task, **args):
         return os.getpid()
     if response.startswith("accuracy"):
         return {"accuracy": float(response.split()[1])}
-    if response == "late":
-        time.sleep(0.5)
-        return 7
+    if response.startswith("dies once "):
+        try:
+            open(response.split()[2], "x").close()
+        except FileExistsError:
+            return 7
+        time.sleep(600)
     if response == "noisy":
         print("a reward function may print")
         return 1
@@ -119,13 +127,17 @@ def test_worker_that_died_idle_is_replaced(plugins):
     pool.close()
 
 
-def test_answer_of_killed_worker_is_scored_again(plugins):
-    pool = RewardPool(workers=1, timeout=30.0, plugin_dir=plugins)
+def test_answer_of_killed_worker_is_scored_again(plugins, tmp_path):
+    pool = RewardPool(workers=1, timeout=60.0, plugin_dir=plugins)
     worker = int(pool.score_sync("by_order", items("pid"))[0].value)
-    timer = threading.Timer(0.25, os.kill, (worker, signal.SIGKILL))
-    timer.start()
-    rewards = pool.score_sync("by_order", items("late", "2"))
-    timer.join()
+
+    def kill_at_work():
+        assert any((tmp_path / "begun").exists() for _ in poll(60))
+        os.kill(worker, signal.SIGKILL)
+
+    killing = DaemonThreads("kills").submit(kill_at_work)
+    rewards = pool.score_sync("by_order", items(f"dies once {tmp_path / 'begun'}", "2"))
+    killing.result(60)
     assert [(reward.value, reward.error) for reward in rewards] == [(7, None), (2, None)]
     assert pool.started == 2
     pool.close()
@@ -144,23 +156,19 @@ def test_worker_that_dies_while_it_starts_is_replaced(plugins):
     pool.close()
 
 
-def test_scoring_never_blocks_the_event_loop(pool):
+def test_scoring_never_blocks_the_event_loop(plugins, tmp_path):
+    """An answer is scored until the loop says that it goes on."""
+    pool = RewardPool(workers=2, timeout=60.0, plugin_dir=plugins)
+
     async def run():
-        beats = []
+        scoring = [asyncio.create_task(pool.score("by_order", items(f"waits {tmp_path}", str(n)))) for n in range(3)]
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.01)
+        (tmp_path / "go on").touch()
+        return await asyncio.gather(*scoring)
 
-        async def heart():
-            while True:
-                beats.append(time.perf_counter())
-                await asyncio.sleep(0.02)
-
-        beating = asyncio.create_task(heart())
-        rewards = await asyncio.gather(*(pool.score("by_order", items("slow", str(n))) for n in range(3)))
-        beating.cancel()
-        return rewards, max(b - a for a, b in itertools.pairwise(beats))
-
-    rewards, longest = asyncio.run(run())
-    assert [r[1].value for r in rewards] == [0, 1, 2] and all(r[0].error for r in rewards)  # "slow" is no number
-    assert longest < 1.0
+    assert [[reward.value for reward in rewards] for rewards in asyncio.run(run())] == [[1, 0], [1, 1], [1, 2]]
+    pool.close()
 
 
 @pytest.mark.parametrize("way", ["a coroutine", "a thread"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.config import AuxiliaryModelConfig, ModelConfig
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.errors import InputError
 from trinity_core.files import expanded, write_json
 
 GENERATION = "generation_config.json"
@@ -17,7 +18,8 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name.
 
     A `tokenizer.json` is complete, and reading it needs neither torch nor the registry of model classes: 2.6 s of one
-    core against 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file.
+    core against 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file. Raises
+    InputError for a tokenizer of mistral-common.
     """
 
     if not trust_remote_code and model_file(model_path, "tokenizer.json"):
@@ -26,7 +28,14 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(model_path)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    if type(tokenizer).__name__ == "MistralCommonBackend":
+        raise InputError(
+            f"the tokenizer of {model_path} is mistral-common's (tekken.json), which takes no chat template; copy "
+            "tokenizer.json and its chat template from a conversion of the model",
+            key="model.model_path",
+        )
+    return tokenizer
 
 
 def configured_chat_template(model: ModelConfig) -> str | None:

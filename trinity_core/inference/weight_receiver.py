@@ -133,9 +133,11 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
 
     A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
-    What several modules share has all its names (`weight_check.SAME`). What its loader computes has no digest. The two
+    What several modules share has all its names (`weight_check.SAME`). What its loader computes or the engine rounds
+    has the digest of its own bits: it says whether they have changed, not whether they are what was published. The two
     matrices that latent attention makes of `kv_b_proj` have one digest together, which is that of `kv_b_proj`.
     """
+    import torch
     from torch.nn.functional import linear
 
     digests: dict[str, int | None] = {}
@@ -144,7 +146,7 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     parameters = {id(p): p for p in model.parameters() if p.numel() and id(p) not in absorbed}
     for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
         if id(parameter) in quantized or _is_computed(parameter):
-            digests[f"{names}{COMPUTED}"] = None
+            digests[f"{names}{COMPUTED}"] = value_digest(parameter.detach().as_subclass(torch.Tensor))
         else:
             digests[names] = value_digest(parameter, dtype)
     sources = ((m, vars(m)["_modules"]["kv_b_proj"]) for m in absorbed.values())

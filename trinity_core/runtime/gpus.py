@@ -1,7 +1,8 @@
 """Choose free GPUs of this machine for a run with its own Ray, and lock them until it ends.
 
-A GPU is free if no process computes on it, its memory is nearly empty, and no other run has locked it. Memory is
-checked because a container does not see the processes of others, and locks because a starting run uses no memory yet.
+A GPU is free if no process computes on it, its memory is nearly empty but for what programs on its screen hold, and no
+other run has locked it. Memory is checked because a container does not see the processes of others, and locks because a
+starting run uses no memory yet.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ctypes
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.waits import poll
 
 IDLE_BYTES = 2**30
-"""Bytes that a GPU may hold for a display alone."""
+"""Bytes that a GPU may hold for nobody in particular."""
 FREE_SECONDS = 30.0
 """Time for processes that have just ended, such as those of a killed run, to release their GPUs."""
 POLL_SECONDS = 0.5
@@ -41,7 +42,14 @@ class Gpu:
     user: str = ""
     """What uses it; empty if it is free."""
     memory: int = 0
-    """Bytes of its memory."""
+    """Bytes of its memory, less what programs that draw on its screen hold."""
+    capability: tuple[int, int] = (0, 0)
+    """Its CUDA compute capability; (0, 0) if it is not known."""
+
+    @property
+    def lacks_bfloat16(self) -> bool:
+        """True for GPUs older than Ampere (compute capability 8.0), which vLLM refuses bfloat16 (T4, V100)."""
+        return (0, 0) < self.capability < (8, 0)
 
 
 def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
@@ -92,25 +100,41 @@ def survey() -> list[Gpu]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             processes: list[int] = []
+            screen: dict[int, int] = {}
             used = whole = 0
             with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
+                screen = {
+                    process.pid: process.usedGpuMemory or 0  # None where the driver does not say
+                    for process in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+                }
                 processes = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
                 used, whole = memory.used, memory.total  # used: without the driver's own
-            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
+            user, drawn = user_of(processes, used, screen)
+            capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole - drawn, capability))
     finally:
         pynvml.nvmlShutdown()
     return visible(gpus, os.environ.get(VISIBLE))
 
 
-def user_of(processes: Sequence[int], memory: int) -> str:
-    """The user of a GPU on which these processes compute and this much memory is taken; empty if it is free."""
-    if not processes:
-        return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else ""
+def user_of(processes: Sequence[int], memory: int, screen: Mapping[int, int] | None = None) -> tuple[str, int]:
+    """The user of a GPU on which these processes compute and this much memory is taken, empty if it is free; and the
+    bytes that programs on its screen hold.
+
+    `screen` is the bytes of each process that draws, 0 where the driver does not say. A browser draws and computes.
+    """
+    drawing = screen or {}
+    computing = [process for process in processes if process not in drawing]
+    drawn = sum(drawing.values())
+    if not computing:
+        if drawing:
+            return "", max(drawn, memory)
+        return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else "", 0
     try:
-        return f"process {processes[0]} ({psutil.Process(processes[0]).name()})"
+        return f"process {computing[0]} ({psutil.Process(computing[0]).name()})", drawn
     except psutil.Error:
-        return f"process {processes[0]}"
+        return f"process {computing[0]}", drawn
 
 
 class GpuLocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -46,13 +46,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     model = config.model
     if config.external_model:
         return
-    named = [("model.model_path", model.model_path, True)] if is_first else []
-    if named and model.critic_model_path != model.model_path and config.needs_critic:
-        named.append(("model.critic_model_path", model.critic_model_path, False))
-    if config.mode != "train":
-        listed = enumerate(config.explorer.auxiliary_models)
-        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
-    for key, path, speaks in named:
+    for key, path, speaks in _named_models(config, is_first):
         if looks_local(path) or Path(path).exists():
             if fault := model_fault(Path(path), speaks):
                 yield Finding(key, path, "unavailable", fault)
@@ -68,6 +62,25 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     template = model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
+
+
+def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
+    """The models that these keys name as a local folder and that are not there or not whole."""
+    for key, path, speaks in [] if config.external_model else _named_models(config, is_first=True):
+        if key in keys and looks_local(path) and (fault := model_fault(Path(path), speaks)):
+            yield Finding(key, path, "unavailable", fault)
+
+
+def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]:
+    """Key and path of each model that a run loads, and whether it needs a tokenizer."""
+    model = config.model
+    named = [("model.model_path", model.model_path, True)] if is_first else []
+    if named and model.critic_model_path != model.model_path and config.needs_critic:
+        named.append(("model.critic_model_path", model.critic_model_path, False))
+    if config.mode != "train":
+        listed = enumerate(config.explorer.auxiliary_models)
+        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
+    return named
 
 
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
