@@ -75,7 +75,7 @@ def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modu
     assert ("model.lora_configs[0].target_modules" in keys) == refused
 
 
-@pytest.mark.parametrize(("kind", "refused"), [("gpt_neox", True), ("llama", False)])
+@pytest.mark.parametrize(("kind", "refused"), [("gpt_neox", True), ("gpt_oss", True), ("llama", False)])
 def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refused):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
