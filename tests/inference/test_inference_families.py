@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "benchmarks/model_families.py"
 # vLLM makes the groups of experts with the first engine of a process, and only if that one is such a mixture.
 FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "deepseek_v2", "gemma2", "gpt2", "cohere2")
-WITH_ADAPTER = ("qwen2_moe", "deepseek_v2", "phi3", "gemma2")
+WITH_ADAPTER = ("mixtral", "phi3", "gemma2", "minicpm3")
 
 
 @pytest.mark.parametrize(("options", "families", "ways"), [((), FAMILIES, 5), (("--lora",), WITH_ADAPTER, 4)])
