@@ -1,15 +1,17 @@
 """Families whose attention, head or routers differ; `benchmarks/trained_families.py` has all."""
 
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from batches import make_batch
 from raising import raising
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.distributed import Ranks
+from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.policy import load_causal_lm
 
@@ -52,6 +54,14 @@ def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
     frozen = [name for name, p in read.named_parameters() if not p.requires_grad]
     assert frozen == [name for name, p in unread.named_parameters() if not p.requires_grad]
     assert {name.rpartition(".")[2] for name in frozen} == {"e_score_correction_bias"}
+
+
+def test_weights_that_are_read_in_float32_are_partitioned(families, make_config, tmp_path):
+    families.save_model("ernie4_5_moe", tmp_path / "model")
+    config = make_config(model__model_path=tmp_path / "model", trainer__zero_stage=3, trainer__dtype="bfloat16")
+    learner = Learner(config, 4, join(0, 1, *meeting_point(), use_gpu=False))
+    rows = [replace(row, tokens=row.tokens % families.SIZES["vocab_size"]) for row in make_batch(1)]
+    assert learner.step(rows, 1)["actor/grad_norm"] > 0
 
 
 def test_gradient_checkpointing_of_a_family_without_it(families, make_config, tmp_path):
