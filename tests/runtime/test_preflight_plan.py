@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,9 +16,10 @@ from flows.cli import app
 from trinity_core.config import config_from_dict
 from trinity_core.processes import cores
 from trinity_core.runtime.placement import Machine
+from trinity_core.runtime.preflight import resource_estimate
 from trinity_core.runtime.preflight.model_shape import ModelShape, parameters_of, shape_from
 from trinity_core.runtime.preflight.needs import size, total
-from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of
+from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of, room_for
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_of
 from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, syncs
 from trinity_core.workflows.rewards.pool import usual_workers
@@ -63,9 +65,19 @@ def test_disk_holds_checkpoints_model_and_experiences():
     assert total(half) == sum(need.bytes for need in half)
 
 
-def test_experiences_on_a_database_server_take_no_disk_of_the_run():
-    server = config_of("buffer.trainer_input.experience_buffer.path=postgresql://host/run")
-    assert {need.what for need in disk_of(server, 10, [SHAPE], 4)} == {"checkpoints", "models"}
+@pytest.mark.parametrize("path", ["postgresql://host/run", "sqlite:////elsewhere/run.db"])
+def test_experiences_elsewhere_take_no_disk_of_the_run(path):
+    config = config_of(f"buffer.trainer_input.experience_buffer.path={path}")
+    assert {need.what for need in disk_of(config, 10, [SHAPE], 4)} == {"checkpoints", "models"}
+
+
+def test_a_run_that_resumes_has_the_room_that_it_fills_already(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource_estimate.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
+    written = {"global_step_4/actor/model.safetensors": 100, "buffer/explorer_output.db": 1_000, "log/explorer.log": 5}
+    for name, count in written.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(bytes(count))
+    assert room_for(tmp_path).disk == 8_000 + 100 + 1_000
 
 
 def test_shape_is_read_from_config_json():

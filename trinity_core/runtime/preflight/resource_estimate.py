@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, store_url, train_settings
 from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
+from trinity_core.config.paths import DATABASES
 from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
@@ -24,6 +25,7 @@ from trinity_core.inference.settings import (
     kv_bytes_per_token,
     policy_engine,
 )
+from trinity_core.layout import JobLayout
 from trinity_core.processes import memory_limit
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
@@ -37,7 +39,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
-from trinity_core.store.database import is_of_one_machine
+from trinity_core.store.run_store import is_own_file
 from trinity_core.sync.versions import version_count
 from trinity_core.workflows.rewards.pool import usual_workers
 
@@ -316,7 +318,7 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
             Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state"),
             Need("models", models * model, f"{models} in Hugging Face format × {size(model)}"),
         ]
-    if config.explores and not config.is_supervised and is_of_one_machine(store_url(config)):
+    if config.explores and not config.is_supervised and is_own_file(store_url(config), config.job_dir):
         rows, longest = steps * config.buffer.batch_size * config.algorithm.repeat_times, config.model.max_model_len
         why = f"{rows:,} rollouts × {longest:,} tokens × {ROW_BYTES} bytes"
         needs.append(Need("experiences", rows * longest * ROW_BYTES, why))
@@ -340,7 +342,9 @@ class Room:
 def room_for(job_dir: Path) -> Room:
     """What this machine has for the run in `job_dir`, which need not exist."""
     there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
-    written = sum(file.stat().st_size for file in job_dir.glob("global_step_*/**/*") if file.is_file())
+    stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
+    files = [*job_dir.glob("global_step_*/**/*"), *stores]  # what `disk_of` counts
+    written = sum(file.stat().st_size for file in files if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
     gpu_memory = min((gpu.memory for gpu in survey()), default=0)
