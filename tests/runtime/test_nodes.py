@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,6 +93,33 @@ def test_several_nodes_need_a_database_server(tmp_path: Path) -> None:
     assert [(problem.key, problem.code) for problem in refused.value.problems] == [
         ("buffer.trainer_input.experience_buffer.path", "conflict")
     ]
+
+
+SELECTOR = """
+from trinity_core.data.selectors import SELECTORS, TaskSelector
+
+@SELECTORS.register("hardest")
+class Hardest(TaskSelector):
+    def draw(self, start, count, barred):
+        return list(range(count))
+"""
+
+
+def test_a_node_counts_steps_by_a_plugins_task_selector(tmp_path: Path) -> None:
+    """In a process that has loaded no plugins yet, as Ray starts one there."""
+    from preflight_configs import config_of
+
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "selector_of_a_node.py").write_text(SELECTOR)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1?", "response": "2"}\n')
+    taskset = "buffer.explorer_input.taskset"
+    config = config_of(
+        f"plugin_dir={tmp_path / 'plugins'}", f"{taskset}.path={tmp_path / 'tasks.jsonl'}",
+        f"{taskset}.task_selector.selector_type=hardest", "buffer.total_steps=null", "buffer.total_epochs=1",
+    )  # fmt: skip
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        findings = pool.submit(nodes.look_for_room, config, 0, nodes.Bundles([0.0], [0], [], [0]), 0).result(120)
+    assert [finding for finding in findings if finding.severity == "error"] == []
 
 
 @pytest.fixture(scope="module")

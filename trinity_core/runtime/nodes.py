@@ -22,7 +22,7 @@ from uuid import uuid4
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.plugins import python_files
+from trinity_core.plugins import load_plugins, python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.placement import AnyNode, Placement
@@ -214,6 +214,7 @@ def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
 
 def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int) -> list[Finding]:
     """On a node: what its processes need and it does not have (`checks.unready_node`)."""
+    load_plugins(config.plugin_dir)  # one of them may bring the task selector, by which steps are counted
     models = zip(config.explorer.auxiliary_models, places.auxiliary, strict=False)  # no engines, no places
     numbers = {
         ENGINE: places.engines.count(node),
