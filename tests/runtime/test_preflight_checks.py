@@ -27,7 +27,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
-from trinity_core.runtime.preflight.resource_estimate import Room
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, TRAINER, Room
 from trinity_core.runtime.stage import StageRequest, choose_stage
 
 INPUT = "buffer.explorer_input"
@@ -136,7 +136,11 @@ def test_sequences_fit_the_positions_of_the_model(run_file, tiny_folders, overri
     run_file.write_text(yaml.safe_dump(tree))
     if not any(override.startswith("model") for override in overrides):
         overrides = [*overrides, "model.max_model_len=128"]
-    assert list(problems(run_file, *[one.replace("MODEL", model) for one in overrides])) == ([key] if key else [])
+    overrides = [one.replace("MODEL", model) for one in overrides]
+    assert list(problems(run_file, *overrides)) == ([key] if key else [])
+    numbers = {TRAINER: 1} if "mode=train" in overrides else {ENGINE: 1}
+    findings = checks.unready_node(load_checked(run_file, overrides), 0, numbers, reads=False)
+    assert [finding.key for finding in findings if finding.severity == "error"] == ([key] if key else [])
 
 
 def test_a_reward_model_may_have_fewer_positions(run_file, tiny_folders, tmp_path):

@@ -12,8 +12,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.config import LoraConfig
+from trinity_core.runtime.preflight.checks import unready_node
 from trinity_core.runtime.preflight.model_shape import adapter_parameters, parameters_of, shape_of, why_unknown
 from trinity_core.runtime.preflight.models import missing_models
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -71,17 +73,28 @@ def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modu
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     lora = f"[{{lora_rank: 4, target_modules: {modules}}}]"
     config = config_of(f"model.model_path={tmp_path}", f"mode={mode}", f"model.lora_configs={lora}")
-    keys = [finding.key for finding in missing_models(config, is_first=True)]
-    assert ("model.lora_configs[0].target_modules" in keys) == refused
+    key = "model.lora_configs[0].target_modules"
+    assert (key in {finding.key for finding in missing_models(config, is_first=True)}) == refused
+    for kinds in ({TRAINER: 1},) if mode == "train" else ({TRAINER: 1}, {ENGINE: 1}):
+        assert (key in {finding.key for finding in unready_node(config, 0, kinds, reads=True)}) == refused
+    assert key not in {finding.key for finding in unready_node(config, 0, {REWARDS: 1}, reads=False)}
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("gpt_neox", True), ("gpt_oss", True), ("llama", False)])
 def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refused):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    findings = missing_models(config_of(f"model.model_path={tmp_path}"), is_first=True)
-    conflicts = [finding.key for finding in findings if finding.code == "conflict"]
-    assert conflicts == ["model.model_path"] * refused
+    config = config_of(f"model.model_path={tmp_path}")
+    for findings in (missing_models(config, is_first=True), unready_node(config, 0, {ENGINE: 1}, reads=False)):
+        conflicts = [finding.key for finding in findings if finding.code == "conflict"]
+        assert conflicts == ["model.model_path"] * refused
+
+
+@pytest.mark.parametrize("kind", [ENGINE, TRAINER])
+def test_a_start_without_its_adapter_is_refused(tmp_path, kind):
+    config = config_of(f"model.lora_configs=[{{lora_rank: 4, path: {tmp_path / 'none'}}}]")
+    for findings in (missing_models(config, is_first=True), unready_node(config, 0, {kind: 1}, reads=False)):
+        assert "model.lora_configs[0].path" in {finding.key for finding in findings}
 
 
 def test_model_on_the_hub_is_known_by_the_cache(tmp_path, monkeypatch):

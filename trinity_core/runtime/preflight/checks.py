@@ -34,6 +34,7 @@ from trinity_core.runtime.preflight.models import (
     missing_models,
     missing_packages,
     too_long_sequences,
+    unfit_policy,
     unknown_parser,
 )
 from trinity_core.runtime.preflight.needs import Need, least, size, total
@@ -293,7 +294,7 @@ def _oversized(stage: StagePlan, room: Room) -> Iterator[Finding]:
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
     """What keeps a run from starting on this node of a joined cluster: models in folders, memory and disk that it
-    lacks. A notice says that /dev/shm is too small.
+    lacks, and models with which the run cannot work. A notice says that /dev/shm is too small.
 
     `numbers` counts the node's processes by their kind, `REWARDS` as one; `reads`: it has the worker that reads the
     model.
@@ -303,6 +304,10 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     keys += ["model.model_path"] if numbers.get(ENGINE) or numbers.get(TRAINER) else []
     keys += ["model.critic_model_path"] if numbers.get(TRAINER) else []
     yield from missing_folders(config, keys)
+    if numbers.get(ENGINE) or numbers.get(TRAINER):
+        yield from unfit_policy(config)
+    if numbers.get(ENGINE) or any(engines):
+        yield from too_long_sequences(config)
     if numbers.get(ENGINE):
         yield from missing_bfloat16(config)
     room = room_for(config.job_dir)

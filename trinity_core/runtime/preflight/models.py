@@ -53,6 +53,15 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
                 yield Finding(key, path, "unavailable", fault)
         elif error := hub_error(key, path, "model"):
             yield error
+    yield from unfit_policy(config)
+    template = model.chat_template_path
+    if template and model.custom_chat_template is None and not expanded(template).is_file():
+        yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
+
+
+def unfit_policy(config: Config) -> Iterator[Finding]:
+    """A policy whose adapter cannot be loaded, or of which engines would compute other log-probs than the trainer."""
+    model = config.model
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)
     samples = config.uses_engines or not config.is_supervised
@@ -60,9 +69,6 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
         yield Finding("model.lora_configs[0].target_modules", list(adapter.target_modules), "conflict", fault)
     if samples and config.mode != "bench" and (fault := _computed_otherwise(model.model_path)):
         yield Finding("model.model_path", model.model_path, "conflict", fault)
-    template = model.chat_template_path
-    if template and model.custom_chat_template is None and not expanded(template).is_file():
-        yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
 
 
 def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
