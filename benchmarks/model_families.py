@@ -7,6 +7,7 @@ after two published versions, and after loading a folder of transformers'; or th
 
     python benchmarks/model_families.py                 # all families, each in a process of its own
     python benchmarks/model_families.py gemma2 mixtral  # these
+    python benchmarks/model_families.py --lora gemma2   # an adapter in place of all weights
     python benchmarks/model_families.py --together …    # in one process; a mixture of experts must be the first
 """
 
@@ -24,16 +25,28 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from trinity_core.checkpoints.adapters import CONFIG, B, is_adapter, linear_names, plain_name
+from trinity_core.checkpoints.beginning import STATE
 from trinity_core.checkpoints.convert import convert
+from trinity_core.config import LoraConfig
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.layout import shard_name
+from trinity_core.layout import ADAPTER, shard_name
+from trinity_core.sync.digest import digest
 from trinity_core.sync.versions import open_versions
 from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.training.lora import add_adapter
 
 LIMIT = 1e-4
 """Nats."""
+RANK = 4
+EXPERTS_TOO = ("gate_proj", "up_proj", "down_proj", "shared_expert_gate", "gate", "kv_b_proj")
+WITHOUT_ADAPTER = {
+    "glm4": ("gate_up_proj",),
+    **dict.fromkeys(("qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"), EXPERTS_TOO),
+}
+"""Matrices whose adapters are refused: docs/lora.md."""
 TOKENS = (3, 14, 15, 92, 65, 35, 5, 77, 101, 33, 8, 9, 10, 4, 50, 61, 72, 83, 94, 105)
 SIZES = {
     "vocab_size": 128, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -57,7 +70,7 @@ FAMILIES = {
             "starcoder2", "stablelm", "ernie4_5", "hunyuan_v1_dense", "seed_oss", "gpt2",
         )
     },
-    **dict.fromkeys(("gemma3_text", "olmo3", "exaone4"), WINDOWS),
+    **dict.fromkeys(("gemma3_text", "olmo3", "exaone4", "cohere2"), WINDOWS),
     "gemma2": {**WINDOWS, "query_pre_attn_scalar": 32},
     **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), EXPERTS),
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
@@ -66,8 +79,8 @@ FAMILIES = {
     "deepseek_v3": {**EXPERTS, **GROUPS, **LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "minicpm3": LATENT,
 }  # fmt: skip
-REFUSED = {"gpt_oss": {**EXPERTS, **WINDOWS}, "gpt_neox": {}, "cohere2": WINDOWS}
-"""Families whose runs end at their first sync, with vLLM 0.32: see docs/explorer.md."""
+REFUSED = {"gpt_oss": {**EXPERTS, **WINDOWS}, "gpt_neox": {}}
+"""Families that vLLM 0.32 computes or reloads otherwise: see docs/explorer.md."""
 
 
 def made(kind):
@@ -136,14 +149,57 @@ async def gaps_of(kind, folder):
     return gaps
 
 
-def together(kinds):
+async def gaps_with_adapter(kind, folder):
+    """As `gaps_of`, of an adapter on all linear layers; and of the whole model into which it is merged."""
+    torch.manual_seed(0)
+    model = made(kind)
+    base = converted(model, folder / "base")
+    modules = [name for name in linear_names(model) if name not in WITHOUT_ADAPTER.get(kind, ())]
+    adapter = add_adapter(model, LoraConfig(lora_rank=RANK, target_modules=modules), str(base), seed=0, dropout=False)
+    named = {plain_name(name): tensor for name, tensor in model.named_parameters(remove_duplicate=False)}
+    matrices = {name: tensor.detach() for name, tensor in named.items() if is_adapter(name)}
+    held = {name: digest(tensor) for name, tensor in named.items() if not is_adapter(name)}
+
+    def change():
+        for matrix in matrices.values():
+            matrix.copy_(0.1 * torch.randn(matrix.shape))
+
+    async def gap():
+        return float((torch.tensor(await engine.score(TOKENS)) - logprobs(model)).abs().max())
+
+    change()
+    actor = folder / "global_step_1" / "actor"
+    (actor / ADAPTER).mkdir(parents=True)
+    (actor / ADAPTER / CONFIG).write_text(json.dumps(adapter.config))
+    (actor.parent / STATE).write_text(json.dumps({"began": {}}))
+    torch.save(matrices, actor / shard_name("model", 1, 0))
+    merged = AutoModelForCausalLM.from_pretrained(convert(actor.parent, base, merge=True), attn_implementation="eager")
+    gaps = {"merged": float((logprobs(merged) - logprobs(model)).abs().max())}
+    limits = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_gib": 0.1}
+    adapted = {"lora_rank": RANK, "lora_modules": tuple(modules), "adapter_path": str(convert(actor.parent))}
+    engine = InProcessEngine(EngineSettings(str(base), **adapted, **limits))
+    os.environ.update(engine.settings.environment())
+    await engine.start()
+    gaps["start"] = await gap()
+    weights = open_versions("checkpoint", folder)
+    for version in (2, 3):
+        change()
+        published = ((name, t * adapter.scaling if name.endswith(B) else t) for name, t in matrices.items())
+        weights.publish(version, published, WeightCheck(TOKENS, tuple(logprobs(model).tolist())), pushed=held)
+        await engine.load(WeightSource("checkpoint", str(folder)), version)
+        gaps[f"version {version}"] = await gap()
+    await engine.stop()
+    return gaps
+
+
+def together(kinds, measure):
     with tempfile.TemporaryDirectory() as folder:
-        return {kind: asyncio.run(gaps_of(kind, Path(folder) / kind)) for kind in kinds}
+        return {kind: asyncio.run(measure(kind, Path(folder) / kind)) for kind in kinds}
 
 
-def alone(kind):
+def alone(kind, options):
     """The gaps of a family from a process of its own, or the last line that this wrote."""
-    command = [sys.executable, __file__, "--together", kind]
+    command = [sys.executable, __file__, *options, "--together", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         return {"error": next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), "no reason")}
@@ -154,13 +210,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", default=list(FAMILIES), metavar="KIND")
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--lora", action="store_true", help="publish an adapter on all linear layers")
     args = parser.parse_args()
     if args.together:
-        print(json.dumps(together(args.kinds)))
+        print(json.dumps(together(args.kinds, gaps_with_adapter if args.lora else gaps_of)))
         return
     within = 0
     for kind in args.kinds:
-        gaps = alone(kind)
+        gaps = alone(kind, ["--lora"] if args.lora else [])
         within += "error" not in gaps and max(gaps.values()) < LIMIT
         print(f"{kind:18}", gaps.get("error") or "  ".join(f"{way} {gap:.1e}" for way, gap in gaps.items()), flush=True)
     print(f"{within} of {len(args.kinds)} families are within {LIMIT:g} nats")

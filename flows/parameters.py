@@ -93,7 +93,7 @@ AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm"), _Opt
 LearningRate = Annotated[float | None, _main("lr", "Learning rate"), _Optional()]
 TotalSteps = Annotated[int | None, _main("total_steps", "Training steps"), _Optional()]
 BatchSize = Annotated[int | None, _main("batch_size", "Batch size"), _Optional()]
-RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task"), _Optional()]
+RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts per task"), _Optional()]
 
 
 def check_which(which: str) -> None:

@@ -13,7 +13,6 @@ from trinity_core.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Metrics that are shown unless others are chosen: one for each of these endings."""
-MOST_SHOWN = 4
 FEW_POINTS = 60
 """Up to which each point of a line has a mark."""
 
@@ -53,7 +52,7 @@ def metric_names(curves: Mapping[str, Curves]) -> list[str]:
 def first_shown(names: Sequence[str]) -> list[str]:
     """The metrics that are shown unless others are chosen: one for each of the first endings."""
     shown = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
-    return list(dict.fromkeys(name for name in shown if name is not None))[:MOST_SHOWN]
+    return list(dict.fromkeys(name for name in shown if name is not None))
 
 
 def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:

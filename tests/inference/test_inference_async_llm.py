@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from trinity_core.inference.async_llm import AsyncLLMEngine, reasons_of_children
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.sync.weight_check import WeightCheck
 
 
 class Vllm:
@@ -183,15 +185,17 @@ from trinity_core.inference.async_llm import AsyncLLMEngine
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import EngineSettings
 
-async def main(model, folder):
-    engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8, lora_rank=4, lora_modules=("o_proj",)))
+async def main(model, method, folder, **lora):
+    engine = AsyncLLMEngine(EngineSettings(model, 64, max_num_seqs=8, **lora))
     await engine.start()
     greedy = Sampling(max_tokens=8, temperature=0.0)
     def requests(mark):
         return [Request(f"{mark}{n}", np.arange(5 + n, dtype=np.int32), greedy, n) for n in range(3)]
     before = (await engine.generate(requests("a"))).unpack()
     scores = await engine.score([*range(5), *before[0].tokens.tolist()])
-    report = await engine.load(WeightSource("checkpoint", folder), 1)
+    long = Request("long", np.arange(5, dtype=np.int32), Sampling(max_tokens=50), 1)
+    amid = asyncio.create_task(engine.generate([long]))
+    report = await engine.load(WeightSource(method, folder), 1)
     after = (await engine.generate(requests("b"))).unpack()
     print(json.dumps({
         "lengths": [len(sample.tokens) for sample in before],
@@ -199,17 +203,22 @@ async def main(model, folder):
         "versions": [sorted(set(s.versions.tolist())) for s in (before[0], after[0])],
         "same": before[0].tokens.tolist() == after[0].tokens.tolist(),
         "version": report.version,
+        "check": report.gap,
+        "amid": (await amid).unpack()[0].versions.tolist(),
     }))
     await engine.stop()
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    model, adapter, whole = sys.argv[1:]
+    asyncio.run(main(model, "checkpoint", adapter, lora_rank=4, lora_modules=("o_proj",)))
+    asyncio.run(main(model, "memory", whole))
 """
 
 
 @pytest.mark.slow
-def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tmp_path):
-    """The real AsyncLLM, on the CPU: what it samples it scores alike, and an adapter that it loads passes the check."""
+def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tiny_model, tmp_path):
+    """The real AsyncLLM, on the CPU: what it samples it scores alike; an adapter, and whole weights through shared
+    memory, are loaded amid a request and pass the check."""
     import torch
     from safetensors.torch import load_file
 
@@ -220,15 +229,30 @@ def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tmp_pat
             module, (out, into) = name.removesuffix(".weight"), tensor.shape
             adapter += [(module + A, torch.randn(4, into)), (module + B, torch.randn(out, 4))]
     open_versions("checkpoint", tmp_path).publish(1, adapter)
+    changed, tokens = copy.deepcopy(tiny_model), torch.arange(5, 29)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.3)
+        logits = changed(tokens[None]).logits[0, :-1]
+    logprobs = logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+    check = WeightCheck(tuple(tokens.tolist()), tuple(logprobs.tolist()))
+    whole = open_versions("memory", tmp_path / "whole")
+    whole.publish(1, [(name, weight.detach()) for name, weight in changed.state_dict().items()], check)
     script = tmp_path / "real.py"
     script.write_text(REAL)
     environment = os.environ | EngineSettings("model", 64, threads=1).environment()
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
-    ran = subprocess.run(
-        [sys.executable, script, tiny_folder, tmp_path], capture_output=True, text=True, timeout=400,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])}, check=False,
-    )  # fmt: skip
+    try:
+        ran = subprocess.run(
+            [sys.executable, script, tiny_folder, tmp_path, tmp_path / "whole"], capture_output=True, text=True,
+            timeout=400, env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])}, check=False,
+        )  # fmt: skip
+    finally:
+        whole.remove()
     assert ran.returncode == 0, ran.stderr[-3000:]
-    report = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
-    assert report["lengths"] == [8, 8, 8] and report["gap"] < 1e-4
-    assert (report["version"], report["versions"], report["same"]) == (1, [[0], [1]], False)
+    reports = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    for report in reports:
+        assert report["lengths"] == [8, 8, 8] and report["gap"] < 1e-4
+        assert (report["version"], report["versions"], report["same"]) == (1, [[0], [1]], False)
+        assert report["amid"] == sorted(report["amid"]) and report["amid"][-1] == 1
+    assert [report["check"] is None for report in reports] == [True, False] and reports[1]["check"] < 1e-4

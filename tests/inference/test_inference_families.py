@@ -11,14 +11,16 @@ import pytest
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "benchmarks/model_families.py"
-FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "deepseek_v2", "gemma2", "gpt2")
+# vLLM makes the groups of experts with the first engine of a process, and only if that one is such a mixture.
+FAMILIES = ("qwen3_moe", "glm4_moe", "mixtral", "deepseek_v2", "gemma2", "gpt2", "cohere2")
+WITH_ADAPTER = ("mixtral", "phi3", "gemma2", "minicpm3")
 
 
-def test_models_load_weights_from_every_source() -> None:
-    # vLLM makes the groups of experts with the first engine of a process, and only if that one is such a mixture.
-    command = [sys.executable, SCRIPT, "--together", *FAMILIES]
+@pytest.mark.parametrize(("options", "families", "ways"), [((), FAMILIES, 5), (("--lora",), WITH_ADAPTER, 4)])
+def test_models_load_weights_from_every_source(options: tuple[str, ...], families: tuple[str, ...], ways: int) -> None:
+    command = [sys.executable, SCRIPT, *options, "--together", *families]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     gaps = json.loads(done.stdout.splitlines()[-1])
-    assert {family: len(ways) for family, ways in gaps.items()} == dict.fromkeys(FAMILIES, 5)
-    assert [(family, way, gap) for family, ways in gaps.items() for way, gap in ways.items() if gap > 1e-4] == []
+    assert {family: len(gap) for family, gap in gaps.items()} == dict.fromkeys(families, ways)
+    assert [(family, way, gap) for family, gaps_of in gaps.items() for way, gap in gaps_of.items() if gap > 1e-4] == []

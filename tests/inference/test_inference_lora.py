@@ -10,10 +10,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from raising import raising
 
 from trinity_core.checkpoints.adapters import A, B, adapter_config, merged_tensor, write_adapter
 from trinity_core.config import LoraConfig
-from trinity_core.errors import DataError, WeightSyncError
+from trinity_core.errors import DataError, TrinityError, WeightSyncError
 from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import Request, Sample, Sampling, WeightSource
 from trinity_core.sync.digest import TensorDigest, digest
@@ -112,6 +113,12 @@ def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model
     assert_sampled_by(merged(tiny_model, first), tiny_model, sample(engine, "folder"))
     asyncio.run(engine.load(WeightSource("folder", engine.settings.model_path), 0))
     assert_sampled_by(base, tiny_model, sample(engine, "base"))
+
+
+def test_an_engine_that_lacks_a_matrix_of_the_adapter_does_not_start(engine_of: Any, tiny_folder: Path) -> None:
+    """vLLM has `gate_up_proj`, but takes adapters of its parts alone, as of GLM 4."""
+    with raising(TrinityError, key="model.lora_configs[0].target_modules"):
+        engine_of(str(tiny_folder), 64, lora_rank=RANK, lora_modules=("q_proj", "gate_up_proj"))
 
 
 def test_the_weight_check_sees_a_wrong_adapter_and_a_wrong_base(

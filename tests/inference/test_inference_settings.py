@@ -9,6 +9,7 @@ from shutil import copytree
 
 import pytest
 from raising import raising
+from transformers import AutoConfig
 
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
@@ -79,6 +80,14 @@ def test_attention_named_in_a_models_folder_does_not_keep_an_adapters_modules_fr
     (folder / "config.json").write_text(json.dumps({**told, "attn_implementation": "flash_attention_2"}))
     modules = vllm_types.engine_arguments(EngineSettings(str(folder), 64, lora_rank=4))["lora_target_modules"]
     assert {"q_proj", "down_proj"} <= set(modules)
+
+
+def test_windows_of_cohere_2_are_those_of_transformers(tmp_path):
+    """vLLM adds a token to them; its other families' windows are as in config.json."""
+    for kind, expected in (("cohere2", {"sliding_window": 7}), ("qwen2", {})):
+        AutoConfig.for_model(kind, sliding_window=8).save_pretrained(tmp_path / kind)
+        settings = EngineSettings(str(tmp_path / kind), 64, on_gpu=True)
+        assert vllm_types.engine_arguments(settings)["hf_overrides"] == expected
 
 
 def test_engine_gets_the_trainers_changes_to_the_model(tiny_folder):

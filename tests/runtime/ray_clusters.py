@@ -14,11 +14,17 @@ from pathlib import Path
 from trinity_core.addresses import LOOPBACK, reserve_port
 
 BIN = Path(sys.executable).parent
+OWN_MEMORY = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
 
 
 @contextmanager
-def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
-    """An ordinary Ray cluster on this machine: its address, and the environment of a user who has its token."""
+def ray_cluster(
+    folder: Path, nodes: int = 2, cpus: int = 2, own_memory: bool = False
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """An ordinary Ray cluster on this machine: its address, and the environment of a user who has its token.
+
+    With `own_memory`, for which one must be root, each node has a /dev/shm of its own.
+    """
     (folder / "home/.ray").mkdir(parents=True)
     (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
@@ -32,6 +38,7 @@ def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[s
         for number in range(nodes):
             place = [f"--address={address}"] if number else ["--head", f"--port={ports[0]}"]
             command = [
+                *(OWN_MEMORY if own_memory else ()),
                 str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", f"--node-ip-address={LOOPBACK}",
                 f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={ports[1 + number]}",
                 "--object-store-memory=100000000", *([] if number else ["--include-dashboard=false"]),

@@ -14,7 +14,7 @@ import pytest
 from raising import raising
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.config.findings import ConfigError
+from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TrinityError
 from trinity_core.inference import engine
 from trinity_core.inference.engine import Engine
@@ -24,6 +24,8 @@ from trinity_core.runtime import nodes
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.placement import Machine, Placement, place
+from trinity_core.runtime.preflight import checks
+from trinity_core.runtime.preflight.resource_estimate import Room
 
 HERE = Path(__file__).parent
 TWO = "RUNS_ON_NODE_TWO"
@@ -223,6 +225,40 @@ def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, m
                 nodes.reserve(cluster, config, place(config, Machine(2, 4)))
         groups = ray.util.placement_group_table().values()
         assert groups and all(group["state"] == "REMOVED" for group in groups)
+    finally:
+        close_cluster(cluster)
+
+
+def without_model(config: Config, gpu_per_node: int, places: nodes.Bundles, node: int) -> list[Finding]:
+    """A node to which the model was not copied."""
+    there = {"model.model_path": "/no/model"} if TWO in os.environ else {}
+    return nodes.look_for_room(config.with_values(there), gpu_per_node, places, node)
+
+
+def cramped(config: Config, gpu_per_node: int, places: nodes.Bundles, node: int) -> list[Finding]:
+    """A node whose GPUs have a MiB each."""
+    room = Room(1 << 60, gpu_memory=1 << 20 if TWO in os.environ else 1 << 40, disk=1 << 60)
+    with mock.patch.object(checks, "room_for", lambda job_dir: room):
+        return nodes.look_for_room(config, gpu_per_node, places, node)
+
+
+@pytest.mark.slow
+def test_a_node_without_the_model_or_too_small_is_named(
+    two_nodes: str, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any actor starts, unless `cluster.allow_oversized` is set."""
+    config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
+    config = config.with_values({"model.model_path": str(tiny_folder)})
+    cluster = open_cluster(config, 4)
+    try:
+        for look, key in ((without_model, "model.model_path"), (cramped, checks.KEY)):
+            monkeypatch.setattr(nodes, "look_for_room", look)
+            with pytest.raises(ConfigError, match=r"node \d+\.\d+\.\d+\.\d+: ") as refused:
+                nodes.reserve(cluster, config, place(config, Machine(2, 4)))
+            assert {problem.key for problem in refused.value.problems} == {key}
+        monkeypatch.setattr(nodes, "look_for_room", cramped)
+        allowed = config.with_values({"cluster.allow_oversized": True})
+        nodes.reserve(cluster, allowed, place(allowed, Machine(2, 4))).nodes.release()
     finally:
         close_cluster(cluster)
 

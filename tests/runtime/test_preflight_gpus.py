@@ -14,7 +14,7 @@ from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import checks
 from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
 from trinity_core.runtime.preflight.needs import size, total
-from trinity_core.runtime.preflight.resource_estimate import Room
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -92,6 +92,17 @@ def test_what_is_known_to_fit_fits_and_nothing_else(
     assert (not short) is fits, short
 
 
+def test_a_node_is_asked_for_its_own_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of 7 workers are more than 64 GiB, those of one are not; a folder without weights counts for both."""
+    planned(tmp_path, "Qwen2.5-7B", 8, 80)  # writes the model's shape
+    monkeypatch.setattr(checks, "room_for", lambda job_dir: Room(64 * GIB, 80 * GIB, disk=1 << 50))
+    config = config_of(f"model.model_path={tmp_path}", "cluster.gpu_per_node=8", "trainer.zero_stage=2", *OFFLOAD)
+    for workers, keys in ((0, []), (1, ["model.model_path"]), (7, ["model.model_path", checks.KEY])):
+        numbers = {TRAINER: workers, REWARDS: 1}
+        found = [f.key for f in checks.unready_node(config, 8, numbers, reads=workers == 7) if f.severity == "error"]
+        assert found == keys
+
+
 def test_published_weights_are_compared_with_shared_memory(tmp_path: Path) -> None:
     plan = planned(tmp_path, "Qwen2.5-7B", 8, 80, f"{ENGINES}=4", "synchronizer.sync_method=memory")
     room = Room(memory=1 << 40, gpu_memory=80 * GIB, disk=1 << 50, shared_memory=8 * GIB)
@@ -156,3 +167,5 @@ def test_gpus_older_than_bfloat16_are_found_before_vllm_does(monkeypatch, capabi
     monkeypatch.setattr(checks, "survey", lambda: gpus)
     config = config_of("cluster.gpu_per_node=1", *overrides)
     assert [finding.key for finding in missing_bfloat16(config)] == ["explorer.rollout_model.dtype"] * refused
+    on_node = [finding.key for finding in checks.unready_node(config, 1, {ENGINE: 1}, reads=False)]
+    assert on_node == ["explorer.rollout_model.dtype"] * refused

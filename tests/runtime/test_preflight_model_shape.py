@@ -61,6 +61,9 @@ def test_adapters_of_latent_attention_are_as_large_as_peft_makes_them(tmp_path, 
         ("deepseek_v3", ["q_a_proj", "o_proj"], "both", False),
         ("deepseek_v3", ["all-linear"], "train", True),  # on what explorers of their own sample
         ("minicpm3", ["all-linear"], "both", False),
+        ("qwen2_moe", ["all-linear"], "both", True),
+        ("qwen2_moe", ["q_proj", "up_proj"], "both", True),
+        ("qwen2_moe", ["q_proj", "o_proj"], "both", False),
     ],
 )
 def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modules, mode, refused):
@@ -70,6 +73,15 @@ def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modu
     config = config_of(f"model.model_path={tmp_path}", f"mode={mode}", f"model.lora_configs={lora}")
     keys = [finding.key for finding in missing_models(config, is_first=True)]
     assert ("model.lora_configs[0].target_modules" in keys) == refused
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("gpt_neox", True), ("gpt_oss", True), ("llama", False)])
+def test_a_family_that_engines_compute_otherwise_is_refused(tmp_path, kind, refused):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    findings = missing_models(config_of(f"model.model_path={tmp_path}"), is_first=True)
+    conflicts = [finding.key for finding in findings if finding.code == "conflict"]
+    assert conflicts == ["model.model_path"] * refused
 
 
 def test_model_on_the_hub_is_known_by_the_cache(tmp_path, monkeypatch):

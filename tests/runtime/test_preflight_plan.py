@@ -63,6 +63,11 @@ def test_disk_holds_checkpoints_model_and_experiences():
     assert total(half) == sum(need.bytes for need in half)
 
 
+def test_experiences_on_a_database_server_take_no_disk_of_the_run():
+    server = config_of("buffer.trainer_input.experience_buffer.path=postgresql://host/run")
+    assert {need.what for need in disk_of(server, 10, [SHAPE], 4)} == {"checkpoints", "models"}
+
+
 def test_shape_is_read_from_config_json():
     plain = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 6,
              "intermediate_size": 1536, "vocab_size": 1000, "tie_word_embeddings": True}  # fmt: skip

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from preflight_configs import config_of
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
+from trinity_core.runtime import run_attempt
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS, CANCEL_TOKEN, CancelToken
@@ -291,20 +293,25 @@ def test_rank_0_removes_the_weights_on_its_own_node(tmp_path: Path, monkeypatch:
     assert not memory_root(config.job_dir).exists()
 
 
-def test_engines_that_share_the_trainers_gpu_start_before_it(tmp_path: Path) -> None:
-    """vLLM measures the free memory while it starts."""
-    config = begin(tmp_path).config
+@pytest.mark.parametrize(("gpus", "first"), [(1, ["engine"]), (2, [])])
+def test_engines_that_share_the_trainers_gpu_start_before_it(
+    gpus: int, first: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM measures the free memory while it starts. Workers that are started again do not wait for it again."""
     order: list[str] = []
 
-    class Recording(Cluster):
+    class Recording(WithoutRay):
         def take(self, kind: str, key: object) -> None:
             order.append(kind)
             raise TrinityError("far enough")
 
-    trainers = Trainers(
-        Actors(Recording(config, Machine(1, 1)), config, place(config, Machine(1, 0))), lambda: None, lambda: False,
-        lambda: order.append("engines are up"),
-    )  # fmt: skip
-    with pytest.raises(TrinityError):
-        trainers.train(lambda trainer: None, SimpleNamespace())
-    assert order == ["engines are up", "trainers"]
+    engine = SimpleNamespace(start=SimpleNamespace(remote=lambda: "engine"))
+    monkeypatch.setattr(RunAttempt, "engines", lambda attempt: [engine])
+    monkeypatch.setattr(run_attempt, "result_of", lambda ref, *_: order.append(ref))
+    config = config_of(f"cluster.gpu_per_node={gpus}", f"checkpoint_root_dir={tmp_path}")
+    stage = Stage(config, place(config, Machine(2, gpus)), "rft")
+    trainers = RunAttempt(stage, Recording(config, Machine(2, gpus))).trainers
+    for _ in range(2):
+        with pytest.raises(TrinityError):
+            trainers.train(lambda trainer: None, SimpleNamespace())
+    assert order == [*first, "trainers", "trainers"]

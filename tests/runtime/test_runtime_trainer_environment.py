@@ -40,6 +40,13 @@ def test_products_of_many_sizes_leave_little_behind():
     assert int(done.stdout) < 200 << 20, "without a limit 300 MB"
 
 
+def test_memory_of_many_sizes_leaves_no_gaps_on_a_gpu():
+    """And nothing of what is for the CPU reaches a worker on a GPU."""
+    own = trainer_environment(place(config_of("cluster.gpu_per_node=2"), Machine(2, 2)))
+    assert own.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    assert own.keys() == {"TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS"}
+
+
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_kept_workers_get_the_threads_of_the_next_stage(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     renewed: list[Any] = []

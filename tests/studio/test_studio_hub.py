@@ -23,6 +23,7 @@ from trinity_core.tracking.run_record import read_record, record_end, record_pat
 from trinity_core.tracking.writers import RunOutcome
 
 TABLE = "document.querySelector('[data-testid=stDataFrame]')"
+INSIDE = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
 NO_FAULT = "!document.querySelector('[data-testid=stException]')"
 
 
@@ -78,8 +79,7 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             await page.reload()
             await page.until(f"{has('trinity audit')} && {IDLE}", "a reload shows the same part of the same run")
             await page.click(part("Rollouts"))
-            inside = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
-            await page.until(f"{inside}?.includes('It is 4.')", "the rollouts are shown")
+            await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts are shown")
 
     asyncio.run(look())
 
@@ -142,6 +142,8 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             await go(page, studio, "/runs?run=hub/pipeline", f"{has('hub/done')} && {has('0.750')}")
             legend = "[...document.querySelectorAll('.role-legend text')].map(e => e.textContent)"
             await page.until(f"{legend}.includes('pipeline')", "the curves begin with the score of the first model")
+            await go(page, studio, "/runs?run=hub/pipeline&tab=Rollouts", has("Open in its own tab"))
+            await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts of its stage are shown")
 
     asyncio.run(look())
 

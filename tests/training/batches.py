@@ -1,6 +1,7 @@
 """Batches for a model of the tiny tokenizer's vocabulary."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,14 @@ def make_answers(step: int, groups: int = 4, repeats: int = 4) -> list[Experienc
     return [replace(row, logprobs=None, versions=None, reward=None, is_expert=True) for row in rows]
 
 
-def rows_of(pairs: bool, step: int) -> list[Experience]:
+def trained_models(learner: Any) -> dict[str, Any]:
+    """The engines of a learner's models, by what the names of their weights begin with."""
+    critic = {} if learner.critic is None else {"critic/": learner.critic.engine}
+    return {"": learner.engine, **critic}
+
+
+def rows_of(algorithm: str, step: int) -> list[Experience]:
     """What several ranks train on in a step."""
-    return make_answers(step, groups=3, repeats=2) if pairs else make_batch(step, groups=3)
+    if algorithm in ("sft", "dpo"):
+        return make_answers(step, groups=3, repeats=2)
+    return make_batch(step, groups=3)

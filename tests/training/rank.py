@@ -20,7 +20,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
-from batches import make_batch, rows_of
+from batches import make_batch, rows_of, trained_models
 
 from trinity_core.config import config_from_dict
 from trinity_core.processes import die_with_parent
@@ -77,6 +77,7 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
         mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", wraps=READ) as read,
         mock.patch.object(engine_module, "AT_ONCE_ON_CPU", case["at_once"]),
     ):
+        torch.manual_seed(0)  # for the head of a critic
         learner = Learner(config_from_dict(case["config"]), 4, ranks)
     assert read.called == ranks.first, "one rank reads the models"
     if learner.engine.settings.zero_stage == 3:
@@ -84,9 +85,11 @@ def train_case(case: dict[str, Any], ranks: Ranks, folder: Path) -> None:
         if learner.adapter is None:
             _assert_shares(learner.reference.module, ranks.world_size)
     learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
-    metrics = [learner.step(rows_of(case["pairs"], step), step) for step in (1, 2)]
+    algorithm = case["config"]["algorithm"]["algorithm_type"]
+    metrics = [learner.step(rows_of(algorithm, step), step) for step in (1, 2)]
     held = settled_bytes(others + 1.01 * case["planned"].get(str(ranks.world_size), math.inf)) - others
-    before = {name: w.clone() for name, w in weights(learner.engine)}
+    models = trained_models(learner).items()
+    before = {model + name: w.clone() for model, engine in models for name, w in weights(engine)}
     if case["saved"]:
         save_and_load(learner, folder / case["name"], before)
     if ranks.first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from batches import make_answers, make_batch
 from raising import raising
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.checkpoints.adapters import A, differences, merged_tensor, merged_weight, require_matrices
 from trinity_core.checkpoints.convert import convert
@@ -239,6 +241,17 @@ def test_transposed_matrices_are_refused() -> None:
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     with raising(TrinityError, key="model.lora_configs[0].target_modules"):
         add_adapter(lm, LoraConfig(), "gpt2", 0, dropout=False)
+
+
+@pytest.mark.parametrize(("modules", "refused"), [(["gate_proj", "up_proj", "down_proj"], True), (["o_proj"], False)])
+def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> None:
+    """peft takes such names for those of the experts, whose adapters would all have one name."""
+    config = AutoConfig.for_model("deepseek_v3", num_hidden_layers=4, hidden_size=32)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config)
+    lora = LoraConfig(lora_rank=4, target_modules=modules)
+    with raising(TrinityError, key="model.lora_configs[0].target_modules") if refused else nullcontext():
+        add_adapter(lm, lora, "base", 0, False)
 
 
 def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:

@@ -7,11 +7,31 @@ import torch
 from batches import make_batch
 from saving_helpers import save
 
+from trinity_core.config.training import GPU_CONTEXT
 from trinity_core.training.distributed import join, meeting_point
+from trinity_core.training.engine import fits_beside_engine
 
 pytestmark = pytest.mark.slow
 
 OPTIMIZER_OFFLOAD = {"trainer__trainer_config__actor_rollout_ref__actor__fsdp_config__optimizer_offload": True}
+
+
+@pytest.mark.parametrize(
+    ("device", "beyond", "overrides", "fits"),
+    [
+        ("cuda", 0, {}, True),
+        ("cuda", 1, {}, False),
+        ("cuda", 0, {"explorer__rollout_model__kv_cache_gib": 1.0}, False),
+        ("cpu", 0, {}, False),
+    ],
+)
+def test_states_stay_where_the_engines_leave_them_room(make_config, monkeypatch, device, beyond, overrides, fits):
+    """Of 24 GiB the engines take three quarters; the trainer has reserved the rest, and `beyond` it some bytes."""
+    reserved = (6 << 30) - GPU_CONTEXT + beyond
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 24 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    config = make_config(**{"explorer__rollout_model__gpu_memory_utilization": 0.75}, **overrides)
+    assert fits_beside_engine(config, torch.device(device)) is fits
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from batches import make_batch, rows_of
+from batches import make_batch, rows_of, trained_models
 from ports import free_port
 from raising import raising
 
@@ -32,24 +32,24 @@ LARGE = 10_000
 
 
 def _case(name, stage, tiny_model, max_tokens=LARGE, dtype=None, lora=(), sharing=1, world_sizes=(2,), at_once=10**6,
-          saved=True, pairs=False, **offload):  # fmt: skip
+          saved=True, algorithm="grpo", **offload):  # fmt: skip
     config = {
         "name": name,
         "mode": "train",
-        "algorithm": {"algorithm_type": "dpo" if pairs else "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-4}},
+        "algorithm": {"algorithm_type": algorithm, "repeat_times": 4, "optimizer": {"lr": 1e-4}},
         "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
         "cluster": {"gpu_per_node": 0},
         "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
         "trainer": {"zero_stage": stage, "dtype": dtype, "ulysses_sequence_parallel_size": sharing},
     }
     config["model"]["lora_configs"] = list(lora)
-    if pairs:
-        config["buffer"]["trainer_input"]["experience_buffer"]["path"] = "pairs.jsonl"
+    if algorithm in ("sft", "dpo"):
+        config["buffer"]["trainer_input"]["experience_buffer"]["path"] = "rows.jsonl"
     if offload:
         config["trainer"]["trainer_config"] = {"actor_rollout_ref": {"actor": {"fsdp_config": offload}}}
     return {
         "name": name, "config": config, "max_tokens": max_tokens, "exact": dtype is None, "at_once": at_once,
-        "world_sizes": world_sizes, "saved": saved, "pairs": pairs,
+        "world_sizes": world_sizes, "saved": saved, "kind": [algorithm, dtype, bool(lora)],
     }  # fmt: skip
 
 
@@ -74,10 +74,14 @@ def trained(tiny_model, tmp_path):
     cases = [*_grid(tiny_model), _case("zero0_small", 0, tiny_model, 20, saved=False)]
     cases += [_case(f"shared{stage}", stage, tiny_model, tokens, sharing=2) for stage, tokens in ((0, 60), (3, LARGE))]
     cases += [_case("shared_half", 2, tiny_model, dtype="bfloat16", sharing=2, saved=False)]
-    cases += [_case("shared_pairs", 0, tiny_model, sharing=2, saved=False, pairs=True)]
+    for algorithm, stage, lora in (("dpo", 0, ()), ("sft", 0, ()), ("ppo", 3, ()), ("grpo", 2, ADAPTER)):
+        name = f"shared_{algorithm}{stage}"
+        cases += [_case(name, stage, tiny_model, sharing=2, saved=False, algorithm=algorithm, lora=lora)]
     cases += [_case(f"adapter{stage}", stage, tiny_model, lora=ADAPTER) for stage in (1, 2, 3)]
+    cases += [_case("critic3", 3, tiny_model, algorithm="ppo")]  # the bias of its head cannot be shared out evenly
     for case in cases:
-        compared = [] if case["name"].endswith("o") else case["world_sizes"]  # on a CPU offloading is no saving
+        offloads = case["name"].endswith("o")  # on a CPU no saving
+        compared = [] if offloads or "ppo" in case["kind"] else case["world_sizes"]
         case["planned"] = {size: planned_bytes(case, size, tiny_model) for size in compared}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -112,34 +116,32 @@ def test_workers_train_as_one(trained, tiny_model, tmp_path):
     from trinity_core.training.state import weights
 
     one_rank = join(0, 1, *meeting_point(), use_gpu=False)
-    half, alone, adapted, preferring = (
-        Learner(config_from_dict(case["config"]), 4, one_rank)
-        for case in (
-            _case("half", 2, tiny_model, dtype="bfloat16"),
-            _case("alone", 0, tiny_model),
-            _case("adapted", 0, tiny_model, lora=ADAPTER),
-            _case("preferring", 0, tiny_model, pairs=True),
+    learners, truth = {}, {}
+    for kind in {tuple(case["kind"]) for case, *_ in trained}:
+        algorithm, dtype, adapted = kind
+        case = _case(
+            "one", 2 if dtype else 0, tiny_model, LARGE, dtype, ADAPTER if adapted else (), algorithm=algorithm
         )
-    )
-    truth = {
-        one: [one.step(rows_of(one is preferring, step), step) for step in (1, 2)]
-        for one in (half, alone, adapted, preferring)
-    }
+        torch.manual_seed(0)
+        learners[kind] = Learner(config_from_dict(case["config"]), 4, one_rank)
+        truth[kind] = [learners[kind].step(rows_of(algorithm, step), step) for step in (1, 2)]
+    alone = learners["grpo", None, False]
     for case, world_size, file in trained:
         # Ranks add gradients in another order; in half precision sums are rounded once more.
-        other, absolute, relative = (alone, 1e-5, 1e-4) if case["exact"] else (half, 2e-3, 2e-2)
-        other = adapted if case["config"]["model"]["lora_configs"] else preferring if case["pairs"] else other
+        absolute, relative = (1e-5, 1e-4) if case["exact"] else (2e-3, 2e-2)
+        kind = tuple(case["kind"])
         result = torch.load(file, weights_only=True)
         if case["planned"]:
             held = pytest.approx(case["planned"][world_size], rel=0.01)
             assert result["held"] == held, (case["name"], world_size)
-        for one, several in zip(truth[other], result["metrics"], strict=True):
+        for one, several in zip(truth[kind], result["metrics"], strict=True):
             for name in one:
                 if not name.startswith(("timing_s/", "experience/micro_batches")):
                     expected = pytest.approx(one[name], abs=absolute, rel=relative)
                     assert several[name] == expected, (case["name"], world_size, name)
-        for name, weight in weights(other.engine):
-            torch.testing.assert_close(result["weights"][name], weight.detach(), atol=absolute, rtol=0)
+        for model, engine in trained_models(learners[kind]).items():
+            for name, weight in weights(engine):
+                torch.testing.assert_close(result["weights"][model + name], weight.detach(), atol=absolute, rtol=0)
     following = alone.step(make_batch(3), 3)
     load(alone, tmp_path / "float32_3")
     again = alone.step(make_batch(3), 3)

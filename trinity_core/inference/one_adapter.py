@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as moe_method
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import select_unquantized_moe_backend
 
 
 class OneAdapter(PunicaWrapperCPU):
@@ -29,9 +31,17 @@ class OneAdapter(PunicaWrapperCPU):
             part.addmm_((x @ a[0, 0].float().T).to(y.dtype), b[0, 0].to(y.dtype).T, alpha=scale)
 
 
+def _experts_backend(moe_config: Any) -> Any:
+    """The kernels of experts as in an engine without an adapter, which experts do not have: vLLM would take those that
+    have one, which need a GPU."""
+    moe_config.is_lora_enabled = False
+    return select_unquantized_moe_backend(moe_config)
+
+
 def use_one_adapter() -> None:
     """Make the CPU engines that this process builds from now on use `OneAdapter`."""
     from vllm.platforms.cpu import CpuPlatform
 
     name = f"{__name__}.{OneAdapter.__qualname__}"
+    moe_method.select_unquantized_moe_backend = _experts_backend
     CpuPlatform.get_punica_wrapper = classmethod(lambda cls: name)  # type: ignore[method-assign, assignment]

@@ -28,6 +28,7 @@ from trinity_core.inference.settings import (
     latent_numbers,
 )
 from trinity_core.processes import free_memory
+from trinity_core.weights_digest import model_folder
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -49,7 +50,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "trust_remote_code": settings.trust_remote_code,
-        "hf_overrides": dict(settings.model_overrides),
+        "hf_overrides": {**settings.model_overrides, **_window(settings)},
         "seed": settings.seed,
         # The trainer's log-probs are log_softmax(logits / temperature). On the CPU `SeededSampler` reports the same.
         "logprobs_mode": "raw_logprobs" if settings.raw_logprobs else "processed_logprobs",
@@ -66,6 +67,19 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         arguments |= _lora_arguments(settings)
     arguments |= _gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings)
     return arguments | dict(settings.extra_engine_args)
+
+
+LONGER_WINDOWS = ("cohere2", "cohere2_moe")
+"""Families whose sliding windows vLLM takes for one token longer than transformers, and so the trainer, does."""
+
+
+def _window(settings: EngineSettings) -> dict[str, int]:
+    """What makes an engine attend to the tokens that the trainer attends to."""
+    if model_folder(settings.model_path) is None:
+        return {}
+    text = text_config(settings)
+    window = getattr(text, "sliding_window", None) if text.model_type in LONGER_WINDOWS else None
+    return {"sliding_window": window - 1} if window else {}
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

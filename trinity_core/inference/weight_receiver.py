@@ -79,7 +79,8 @@ def _adapter_tensors(method: str, path: str, version: int, base: str) -> dict[st
 def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Replace the worker's adapter by these tensors; without any, by one that changes nothing.
 
-    Raises TrinityError if vLLM cannot change one of the matrices.
+    Raises TrinityError if vLLM cannot change one of the matrices; without tensors, of those that the engine was told,
+    so that a run ends before it begins.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -97,11 +98,16 @@ def put_in_place(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         )  # fmt: skip
     else:
         adapter = adapters.create_dummy_lora(ADAPTER, 1, manager.embedding_modules)  # of zeros
-    places = {*adapters.modules, *(part for parts in adapters.packed_modules.values() for part in parts)}
-    if lost := sorted(set(adapter.loras) - places):
+    packed = adapters.packed_modules  # such a module takes the adapters of its parts alone: not of a fused matrix
+    places = {*adapters.modules, *(part for parts in packed.values() for part in parts)} - set(packed)
+    told = () if tensors else manager.lora_config.target_modules
+    lost = {name for name in adapter.loras if tensors and name not in places}
+    lost |= {name for name in told if not any(place.split(".")[-1] == name for place in places)}
+    if lost:
         raise TrinityError(
-            f"vLLM cannot put an adapter on {lost[0]} of this model; leave it out of "
-            "model.lora_configs[0].target_modules"
+            f"vLLM cannot put an adapter on {min(lost)} of this model; leave it out of "
+            "model.lora_configs[0].target_modules",
+            key="model.lora_configs[0].target_modules",
         )
     adapters.remove_adapter(ADAPTER)
     adapters.add_adapter(adapter)

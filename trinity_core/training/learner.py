@@ -29,6 +29,7 @@ from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config, ModelConfig
 from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
 from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
 from trinity_core.processes import freeing_at_once
 from trinity_core.timing import StepTimer
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
@@ -268,6 +269,9 @@ def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, r
     if ranks.sequence is not None:
         install(lm, ranks.sequence)
     if settings.gradient_checkpointing:
+        if not lm.supports_gradient_checkpointing:
+            key = "trainer.gradient_checkpointing"
+            raise TrinityError(f"{key}: transformers has none for {lm.config.model_type}; leave it out", key=key)
         drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in lm.modules())  # nothing else is drawn
         lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": drops})
     if settings.torch_compile:
@@ -311,8 +315,8 @@ class Critic:
         load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
         lm = load_on_first(load, ranks)
         fast_paths = _make_ready(lm, settings, zero_stage, ranks)
-        value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype, ranks.sequence)
-        head = lm.get_output_embeddings()
+        head = lm.get_output_embeddings()  # whose input may be narrower than the layers are, as OPT-350M's
+        value_model = ValueModel(lm, fast_paths, head.weight.shape[1], dtype, ranks.sequence)
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
         self.engine = TrainingEngine(value_model, _engine_settings(settings, zero_stage, dtype), ranks)

@@ -70,11 +70,13 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     another one.
     """
     import peft
+    from peft.tuners.lora.layer import ParamWrapper
 
     config = adapter_config(lora, base)
+    routers = [name for name, module in lm.named_modules() if type(module).__name__.endswith("Router")]
     settings = peft.LoraConfig(
         r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
-        lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
+        exclude_modules=routers or None, lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
     )  # fmt: skip
     dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
     head = lm.get_output_embeddings()
@@ -91,6 +93,12 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         raise TrinityError(
             "model.lora_configs[0].target_modules: the output embedding cannot have an adapter: log-probs are computed "
             "with its weight, which may be the input embedding's too; leave it out",
+            key="model.lora_configs[0].target_modules",
+        )
+    if experts := [name for name, module in lm.named_modules() if isinstance(module, ParamWrapper)]:
+        raise TrinityError(
+            f"model.lora_configs[0].target_modules: peft puts adapters on {experts[0]}, one for each expert, which are "
+            "not supported; name matrices that experts do not have, such as those of attention",
             key="model.lora_configs[0].target_modules",
         )
     tensors = {name: p for name, p in lm.named_parameters() if p.requires_grad}

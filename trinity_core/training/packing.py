@@ -23,6 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 ATTENTION = "trinity_packed"
 """The name under which `attention` is registered with transformers."""
+NOT_COVERED = ("s_aux", "softcap", "position_bias")
+"""Arguments of transformers' attention that `attention` does not apply; `s_aux` are sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +209,15 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packed: Packed | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """Attention for transformers: query [1, heads, S, D], key [1, key heads, S, D], value [1, key heads, S, E] ->
-    [1, S, heads, E]. Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has an E of its own."""
+    [1, S, heads, E]. Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has an E of its own.
+
+    Raises ValueError for a mask of the model's own and for `NOT_COVERED`: `find_fast_paths` then pads rows."""
+    if attention_mask is not None or any(more.get(name) is not None for name in NOT_COVERED):
+        raise ValueError("attention of packed rows has neither masks of a model's own, nor sinks or soft caps")
     if packed is None:  # rows padded on the right: causal attention never sees the padding
-        assert attention_mask is None
         grouped = key.shape[1] != query.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 LOGITS_AT_ONCE = 1 << 24
 """Largest K * V for which logits are computed at once (64 MB in float32); beyond it, in slices of the vocabulary."""
 FAST_PATH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Largest gap of a log-prob (nats) between a fast path and the plain computation, by dtype."""
+"""Largest gap of a log-prob (nats) between a fast path and the plain computation, by dtype; times their standard
+deviation where that is below 1, as it is in an untrained model."""
 SAMPLE_WIDTH = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,6 +44,8 @@ class FastPaths:
     """Logits are the output embedding applied to the last hidden state, so the head can be computed here."""
     by_length: bool = False
     """A kernel takes packed sequences by their lengths, so attention needs no mask."""
+    head_scale: float = 1.0
+    """What the model multiplies its logits by, as Cohere and Granite do."""
 
     @property
     def largest_mask(self) -> int | None:
@@ -79,10 +82,15 @@ class Backbone(nn.Module):
         inputs = micro.inputs
         if isinstance(inputs, Packed):
             inputs = inputs if self.fast_paths.by_length else inputs.masked(self.lm.dtype)
-            out = self.lm.base_model(inputs.tokens, position_ids=inputs.positions, packed=inputs, use_cache=False)
+            out = decoder(self.lm)(inputs.tokens, position_ids=inputs.positions, packed=inputs, use_cache=False)
         else:
-            out = self.lm.base_model(inputs.tokens, attention_mask=inputs.present, use_cache=False)
+            out = decoder(self.lm)(inputs.tokens, attention_mask=inputs.present, use_cache=False)
         return out.last_hidden_state.flatten(0, 1).index_select(0, micro.source)
+
+
+def decoder(lm: Any) -> Any:
+    """The causal LM without its head. Llama 4's text model names another prefix than that of its own decoder."""
+    return lm.model if lm.base_model is lm else lm.base_model
 
 
 class Policy(Backbone):
@@ -105,6 +113,7 @@ class Policy(Backbone):
         temperatures = _temperatures(micro, temperature)
         if not self.fast_paths.own_head:
             return self._through_the_model(micro, temperatures, entropy_gradient)
+        temperatures = temperatures / self.fast_paths.head_scale
         hidden = self.hidden(micro)
         head = self.lm.get_output_embeddings()
         if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
@@ -216,6 +225,7 @@ def load_causal_lm(
     try:
         if reads:
             lm = AutoModelForCausalLM.from_pretrained(path, **common, **(quantized or {}), **(overrides or {}))
+            freeze_as_defined(lm)
         else:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
             with no_init_weights():
@@ -242,6 +252,18 @@ def load_causal_lm(
 def _first_line(error: Exception) -> str:
     """First line of an error's text; the name of its class if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def freeze_as_defined(lm: Any) -> None:
+    """Freeze the parameters that the model's class does not train, such as the bias of ERNIE 4.5's router: transformers
+    makes those that it reads trainable, and AdamW would decay them."""
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        defined = type(lm)(lm.config)
+    for name, p in defined.named_parameters():
+        if not p.requires_grad:
+            lm.get_parameter(name).requires_grad_(False)
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
@@ -323,18 +345,20 @@ def find_fast_paths(lm: Any) -> FastPaths:
     with torch.no_grad():
         lm.set_attn_implementation(padded)
         truth = _tried(lm, FastPaths(False, False), plain)
-        own_head = not head_capped and _agrees(lm, FastPaths(False, True), plain, truth)
-        packing = own_head and padded == "sdpa" and _windowless(text)
+        scales = (FastPaths(False, True, head_scale=scale) for scale in ([] if head_capped else _head_scales(text)))
+        padded_paths = next((paths for paths in scales if _agrees(lm, paths, plain, truth)), FastPaths(False, False))
+        packed_paths = replace(padded_paths, packing=True)
+        packing = padded_paths.own_head and padded == "sdpa" and _attends_to_all(lm)
         if packing:
-            lm.set_attn_implementation(ATTENTION)
-            packing = _agrees(lm, FastPaths(True, True), shared, truth)
-        by_length = packing and _fits_by_length(lm, shared, truth)
+            lm.set_attn_implementation(ATTENTION)  # without effect on models whose layers have attention of their own
+            packing = text._attn_implementation == ATTENTION and _agrees(lm, packed_paths, shared, truth)
+        by_length = packing and _fits_by_length(lm, packed_paths, shared, truth)
         if not packing:
             lm.set_attn_implementation(padded)
             log.warning(
                 "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
             )
-    return FastPaths(packing, own_head, by_length)
+    return replace(packed_paths, by_length=by_length) if packing else padded_paths
 
 
 def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
@@ -354,7 +378,7 @@ def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
         return False
 
 
-def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
+def _fits_by_length(lm: Any, paths: FastPaths, shared: Micro, truth: Tensor) -> bool:
     """True if attention by lengths gives the log-probs `truth`, and a gradient; it has a kernel for half precision on
     CUDA alone."""
     dtype = lm.dtype
@@ -362,7 +386,7 @@ def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
         return False
     try:
         with torch.enable_grad():
-            logprobs = _tried(lm, FastPaths(True, True, by_length=True), shared)
+            logprobs = _tried(lm, replace(paths, by_length=True), shared)
             smallest = min((p for p in lm.parameters() if p.requires_grad), key=Tensor.numel)
             [gradient] = torch.autograd.grad(logprobs.sum(), smallest)
         return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
@@ -373,12 +397,21 @@ def _fits_by_length(lm: Any, shared: Micro, truth: Tensor) -> bool:
         return False
 
 
-def _windowless(config: Any) -> bool:
-    """True if no layer has a sliding window: one longer than the sample would not show in the trial."""
-    settings = config.to_dict()
+def _attends_to_all(lm: Any) -> bool:
+    """True if no layer carries a state from token to token (Mamba), nor has a sliding window: one longer than the
+    sample would not show in the trial."""
+    if lm._is_stateful:
+        return False
+    settings = lm.config.get_text_config().to_dict()
     if settings.get("layer_types"):
         return set(settings["layer_types"]) == {"full_attention"}
     return not settings.get("sliding_window") or settings.get("use_sliding_window") is False
+
+
+def _head_scales(config: Any) -> list[float]:
+    """What a model may multiply its logits by: the number in its configuration (Cohere, Granite), or nothing."""
+    factor, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+    return [1.0 if isinstance(factor, str) else factor / divisor, 1.0]
 
 
 def _soft_caps(config: Any) -> tuple[bool, bool]:
@@ -389,8 +422,8 @@ def _soft_caps(config: Any) -> tuple[bool, bool]:
     return bool(attention), len(caps) > len(attention)
 
 
-def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    return bool((a - b).abs().max() <= FAST_PATH_TOLERANCE[dtype])
+def _same(a: Tensor, truth: Tensor, dtype: torch.dtype) -> bool:
+    return bool((a - truth).abs().max() <= FAST_PATH_TOLERANCE[dtype] * truth.std().clamp(max=1.0))
 
 
 def sample(vocab_size: int) -> list[Experience]:

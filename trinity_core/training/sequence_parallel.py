@@ -49,11 +49,12 @@ def install(lm: Any, sequence: SequenceGroup) -> None:
     config = lm.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    alike = not hasattr(config, "v_head_dim")  # DeepSpeed exchanges heads of one size, not those of latent attention
-    if lm.config._attn_implementation != ATTENTION or not alike:
-        raise TrinityError(
-            f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers", key=KEY
-        )
+    other = TrinityError(
+        f"{KEY}: the attention of {lm.config.model_type} is not one that can be split over workers; leave it out",
+        key=KEY,
+    )
+    if lm.config._attn_implementation != ATTENTION or hasattr(config, "v_head_dim"):
+        raise other
     if heads % sequence.size or (kv_heads % sequence.size and sequence.size % kv_heads):
         raise TrinityError(
             f"{KEY} is {sequence.size}, but {lm.config.model_type} has {heads} heads of queries and {kv_heads} of "
@@ -65,8 +66,16 @@ def install(lm: Any, sequence: SequenceGroup) -> None:
         attn=_padded_attention, batch_size=1, attn_head_count=heads, attn_head_size=channels, kv_head_count=kv_heads,
         num_hidden_layers=config.num_hidden_layers, process_group=sequence.group, seq_length_is_variable=True,
     )  # fmt: skip
+
+    def exchanged(
+        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+    ) -> Any:
+        if query.shape[1::2] != (heads, channels) or {key.shape[1::2], value.shape[1::2]} != {(kv_heads, channels)}:
+            raise other  # DeepSpeed exchanges heads of one number and size: not DiffLlama's, Laguna's
+        return exchange(module, query, key, value, mask, **{"position_ids": more["packed"].positions, **more})
+
     name = f"{ATTENTION}_{sequence.size}_{heads}_{kv_heads}_{channels}"
-    AttentionInterface.register(name, exchange)
+    AttentionInterface.register(name, exchanged)
     lm.set_attn_implementation(name)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trinity_core.checkpoints.adapters import A, B, is_adapter, merged_weight, plain_name
 from trinity_core.errors import DataError
@@ -135,8 +136,6 @@ def restore(
     `zero_loss` computes a loss with a zero gradient: a partitioned optimiser allocates its state in its first step.
     Raises DataError for a missing tensor.
     """
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
     if not engine.plain:
         with uncompiled():
             engine.backward(zero_loss(), last=True)
@@ -150,13 +149,13 @@ def restore(
         if engine.plain:
             engine.masters[p].data.copy_(value)
         else:
-            safe_set_full_fp32_param(p, value.to(engine.device, torch.float32))
+            _set_float32(p, value.to(engine.device, torch.float32), engine)
         for moment in MOMENTS if steps else ():
             saved = _find(optimizer, f"{moment}.{name}").to(engine.device)
             if engine.plain:
                 engine.optimizer.state[engine.masters[p]][moment] = saved.clone()
             else:
-                safe_set_full_optimizer_state(p, saved, moment)
+                _set_float32(p, saved, engine, moment)
         if engine.plain and steps:
             engine.optimizer.state[engine.masters[p]]["step"] = torch.tensor(float(steps), device=engine.device)
     for name, buffer in buffers(engine).items():
@@ -166,6 +165,27 @@ def restore(
             state["step"].fill_(steps)
         if loss_scale(engine):
             vars(engine.deepspeed.optimizer.loss_scaler).update(scaler)
+
+
+def _set_float32(p: torch.nn.Parameter, value: Tensor, engine: TrainingEngine, moment: str | None = None) -> None:
+    """Set a parameter's master weights, or a moment, to a whole tensor where ZeRO partitions them.
+
+    Under ZeRO 3 only this rank's part, padded: DeepSpeed 0.19.8 cannot take it out of a tensor whose elements cannot be
+    shared out evenly, such as the bias of a value head.
+    """
+    from deepspeed import utils
+
+    if engine.settings.zero_stage < 3:
+        set_weights, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+    else:
+        set_weights, set_moment = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+        size = p.ds_tensor.numel()  # type: ignore[attr-defined]
+        padded = pad(value.flatten(), (0, size * engine.ranks.world_size - value.numel()))
+        value = padded[size * engine.ranks.rank :][:size]
+    if moment is None:
+        set_weights(p, value)
+    else:
+        set_moment(p, value, moment)
 
 
 def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -7,8 +7,8 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,22 @@ from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
+    missing_folders,
     missing_models,
     missing_packages,
     too_long_sequences,
     unknown_parser,
 )
 from trinity_core.runtime.preflight.needs import Need, least, size, total
-from trinity_core.runtime.preflight.resource_estimate import TRAINER, ProcessEstimate, Room, room_for
+from trinity_core.runtime.preflight.resource_estimate import (
+    ENGINE,
+    REWARDS,
+    TRAINER,
+    ProcessEstimate,
+    Room,
+    auxiliary_kind,
+    room_for,
+)
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
@@ -51,7 +60,8 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
     """Problems that keep a run (a configuration without stages) from starting on this machine.
 
     `is_first` is False for a stage that starts from the weights of the one before. If the run joins a Ray cluster
-    (`cluster.ray_address`), only its folder is checked: models, data and ports are opened on the cluster's nodes.
+    (`cluster.ray_address`), only its folder is checked: its nodes look at models and room (`unready_node`) once they
+    are reserved, and open data and ports.
     """
     yield from _errors(_opened(config, is_first, _encoder(config)))
     if not config.cluster.ray_address:
@@ -273,8 +283,44 @@ def oversized(config: Config) -> Iterator[Finding]:
     if config.cluster.allow_oversized:
         return
     (stage,) = plans_of(config)
-    for shortage in shortages(stage, room_for(config.job_dir)):
+    yield from _oversized(stage, room_for(config.job_dir))
+
+
+def _oversized(stage: StagePlan, room: Room) -> Iterator[Finding]:
+    for shortage in shortages(stage, room):
         yield Finding(KEY, False, "unavailable", f"{shortage} {ANYWAY}")
+
+
+def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
+    """What keeps a run from starting on this node of a joined cluster: models in folders, memory and disk that it
+    lacks. A notice says that /dev/shm is too small.
+
+    `numbers` counts the node's processes by their kind, `REWARDS` as one; `reads`: it has the worker that reads the
+    model.
+    """
+    engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
+    keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
+    keys += ["model.model_path"] if numbers.get(ENGINE) or numbers.get(TRAINER) else []
+    keys += ["model.critic_model_path"] if numbers.get(TRAINER) else []
+    yield from missing_folders(config, keys)
+    if numbers.get(ENGINE):
+        yield from missing_bfloat16(config)
+    room = room_for(config.job_dir)
+    (stage,) = plans_of(config, Machine(cores(), gpu_per_node), room.gpu_memory)
+    here = [
+        replace(
+            process,
+            number=process.number if process.kind == REWARDS else numbers[process.kind],
+            reading=process.reading if reads else 0,
+        )
+        for process in stage.processes
+        if numbers.get(process.kind)
+    ]
+    stage = replace(stage, processes=tuple(here))
+    if not config.cluster.allow_oversized:
+        yield from _oversized(stage, room)
+    if notice := shared_memory_shortage(stage, room):
+        yield Finding("", None, "unavailable", notice, severity="notice")
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:

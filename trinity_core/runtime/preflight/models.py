@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import expanded
 from trinity_core.inference.tool_parsing import asks_template, parser_of
 from trinity_core.runtime.preflight.model_shape import attention_sizes, shape_of
-from trinity_core.weights_digest import check_length, safetensors_header, weight_files
+from trinity_core.weights_digest import check_length, model_folder, safetensors_header, weight_files
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 POSITIONS = (
@@ -29,6 +29,11 @@ POSITIONS = (
 """Keys of config.json that give a model's positions; the smallest counts. `model_max_length` overrides them."""
 SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose `max_position_embeddings` includes their factor, as vLLM reads them."""
+SHARED_EXPERT = {"gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
+"""Matrices of Qwen 2 MoE whose adapters vLLM applies otherwise than peft: benchmarks/model_families.py --lora."""
+COMPUTED_OTHERWISE = ("gpt_neox", "gpt_oss")
+"""Families (`model_type`) whose log-probs in vLLM are not those of transformers, or not once weights were loaded again
+(gpt-oss: its experts and sinks stay as they were): benchmarks/model_families.py."""
 ANSWER_SECONDS = 2.0
 """Time for the hub to answer whether a name exists."""
 
@@ -42,13 +47,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     model = config.model
     if config.external_model:
         return
-    named = [("model.model_path", model.model_path, True)] if is_first else []
-    if named and model.critic_model_path != model.model_path and config.needs_critic:
-        named.append(("model.critic_model_path", model.critic_model_path, False))
-    if config.mode != "train":
-        listed = enumerate(config.explorer.auxiliary_models)
-        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
-    for key, path, speaks in named:
+    for key, path, speaks in _named_models(config, is_first):
         if looks_local(path) or Path(path).exists():
             if fault := model_fault(Path(path), speaks):
                 yield Finding(key, path, "unavailable", fault)
@@ -59,13 +58,39 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     samples = config.uses_engines or not config.is_supervised
     if samples and (adapter := config.engine_adapter) and (fault := _unapplied(model.model_path, adapter)):
         yield Finding("model.lora_configs[0].target_modules", list(adapter.target_modules), "conflict", fault)
+    if samples and config.mode != "bench" and (fault := _computed_otherwise(model.model_path)):
+        yield Finding("model.model_path", model.model_path, "conflict", fault)
     template = model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
 
 
+def missing_folders(config: Config, keys: Container[str]) -> Iterator[Finding]:
+    """The models that these keys name as a local folder and that are not there or not whole."""
+    for key, path, speaks in [] if config.external_model else _named_models(config, is_first=True):
+        if key in keys and looks_local(path) and (fault := model_fault(Path(path), speaks)):
+            yield Finding(key, path, "unavailable", fault)
+
+
+def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]:
+    """Key and path of each model that a run loads, and whether it needs a tokenizer."""
+    model = config.model
+    named = [("model.model_path", model.model_path, True)] if is_first else []
+    if named and model.critic_model_path != model.model_path and config.needs_critic:
+        named.append(("model.critic_model_path", model.critic_model_path, False))
+    if config.mode != "train":
+        listed = enumerate(config.explorer.auxiliary_models)
+        named += [(f"explorer.auxiliary_models[{i}].model_path", model.model_path, True) for i, model in listed]
+    return named
+
+
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
     """Why engines would sample as if an adapter were not there; "" if they do not."""
+    if _model_type(model_path) == "qwen2_moe" and (shared := SHARED_EXPERT & set(lora.modules or SHARED_EXPERT)):
+        return (
+            f"puts an adapter on {min(shared)} of the expert that all tokens share, with which vLLM computes other "
+            "log-probs than the trainer: name the others, q_proj, k_proj, v_proj, o_proj."
+        )
     shape = shape_of(model_path)
     latent = shape.latent if shape else None
     if shape is None or latent is None or not latent.cached or "kv_b_proj" not in (lora.modules or ["kv_b_proj"]):
@@ -75,6 +100,25 @@ def _unapplied(model_path: str, lora: LoraConfig) -> str:
         "puts an adapter on kv_b_proj, which vLLM merges into other matrices of this model's latent attention when it "
         f"loads the base, and does not apply when it samples: name the others, {others}, gate_proj, up_proj, down_proj."
     )
+
+
+def _computed_otherwise(model_path: str) -> str:
+    """Why engines would sample from another policy than the trainer's; "" if they do not."""
+    if (kind := _model_type(model_path)) not in COMPUTED_OTHERWISE:
+        return ""
+    return (
+        f"is a {kind}, of which vLLM computes other log-probs than transformers, and so the trainer, does: the first "
+        "weight check would end the run. Take a model of another family (docs/explorer.md lists those that agree)."
+    )
+
+
+def _model_type(model_path: str) -> str:
+    """That of a model here; "" where config.json is not here or names none."""
+    folder = model_folder(model_path)
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]) if folder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # `model_fault` says so
 
 
 def missing_packages(config: Config) -> Iterator[Finding]:

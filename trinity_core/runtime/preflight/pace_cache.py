@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 
@@ -19,7 +20,6 @@ from trinity_core.config import Config, public_dict
 from trinity_core.files import cache_folder, clear_errors, read_json, write_json
 from trinity_core.processes import cores
 from trinity_core.runtime.gpus import survey
-from trinity_core.runtime.nodes import versions_of
 from trinity_core.runtime.verdicts import asks_person
 from trinity_core.tracking.metrics_file import MetricLine, series
 
@@ -145,6 +145,17 @@ def cache_file(config: Config) -> Path:
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     return folder() / f"{digest[:16]}.json"
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package; "" for what is missing."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = ""
+    return versions
 
 
 def cached_pace(config: Config) -> Pace | None:

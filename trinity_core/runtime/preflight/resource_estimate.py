@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, train_settings
+from trinity_core.config import Config, CriticSettings, LoraConfig, TrainSettings, store_url, train_settings
 from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
+from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import GPU_CONTEXT
@@ -36,6 +37,7 @@ from trinity_core.runtime.preflight.model_shape import (
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
+from trinity_core.store.database import is_of_one_machine
 from trinity_core.sync.versions import version_count
 from trinity_core.workflows.rewards.pool import usual_workers
 
@@ -109,12 +111,16 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         settings = auxiliary_engine(config, model, placement.on_gpu)
         prompt = model.max_prompt_tokens or settings.max_model_len
         memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
-        kind = f"{AUXILIARY} {model.called}"
-        process = _process(kind, model.engine_num, gpus, placement.engine_threads, memory)
+        process = _process(auxiliary_kind(model), model.engine_num, gpus, placement.engine_threads, memory)
         estimates.append(_on_gpu(process, settings, model.model_path))
     if placement.trainers:
         estimates.append(_trainer(config, placement))
     return estimates
+
+
+def auxiliary_kind(model: AuxiliaryModelConfig) -> str:
+    """`ProcessEstimate.kind` of its engines."""
+    return f"{AUXILIARY} {model.called}"
 
 
 def reward_processes(config: Config, cpus: int) -> list[ProcessEstimate]:
@@ -310,7 +316,7 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
             Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state"),
             Need("models", models * model, f"{models} in Hugging Face format × {size(model)}"),
         ]
-    if config.explores and not config.is_supervised:
+    if config.explores and not config.is_supervised and is_of_one_machine(store_url(config)):
         rows, longest = steps * config.buffer.batch_size * config.algorithm.repeat_times, config.model.max_model_len
         why = f"{rows:,} rollouts × {longest:,} tokens × {ROW_BYTES} bytes"
         needs.append(Need("experiences", rows * longest * ROW_BYTES, why))

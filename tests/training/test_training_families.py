@@ -1,0 +1,71 @@
+"""Families whose attention, head or routers differ; `benchmarks/trained_families.py` has all."""
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from batches import make_batch
+from raising import raising
+
+from trinity_core.errors import TrinityError
+from trinity_core.training.distributed import Ranks, join, meeting_point
+from trinity_core.training.learner import Learner
+from trinity_core.training.policy import load_causal_lm
+
+SCRIPTS = str(Path(__file__).parents[2] / "benchmarks")
+PACKED = {
+    "opt": "positions are learned, and the last layer's output is narrower than the others'",
+    "phimoe": "the router is a linear layer that returns several tensors",
+    "mixtral": "all experts of a layer are one tensor",
+    "granite": "logits are scaled",
+}
+PADDED = {
+    "gemma2": "soft caps and windows",
+    "falcon_h1": "each layer has a state and attention",
+    "jamba": "some layers have states",
+    "lfm2": "some layers have convolutions",
+    "doge": "attention has a mask of its own",
+    "llama4_text": "attention is chunked, and the causal LM names another prefix than its decoder's",
+}
+
+
+@pytest.fixture(scope="module")
+def families():
+    """The benchmark."""
+    sys.path.insert(0, SCRIPTS)
+    yield import_module("trained_families")
+    sys.path.remove(SCRIPTS)
+
+
+@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+def test_a_family_trains_as_in_transformers(families, kind):
+    gaps, packing = families.check(kind)
+    assert max(gaps.values()) < families.LIMIT, gaps
+    assert packing is (kind in PACKED)
+
+
+def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
+    """On the rank that reads the model as on the others."""
+    families.save_model("ernie4_5_moe", tmp_path)
+    read, unread = (load_causal_lm(str(tmp_path), torch.float32, reads=reads) for reads in (True, False))
+    frozen = [name for name, p in read.named_parameters() if not p.requires_grad]
+    assert frozen == [name for name, p in unread.named_parameters() if not p.requires_grad]
+    assert {name.rpartition(".")[2] for name in frozen} == {"e_score_correction_bias"}
+
+
+def test_weights_that_are_read_in_float32_are_partitioned(families, make_config, tmp_path):
+    families.save_model("ernie4_5_moe", tmp_path / "model")
+    config = make_config(model__model_path=tmp_path / "model", trainer__zero_stage=3, trainer__dtype="bfloat16")
+    learner = Learner(config, 4, join(0, 1, *meeting_point(), use_gpu=False))
+    rows = [replace(row, tokens=row.tokens % families.SIZES["vocab_size"]) for row in make_batch(1)]
+    assert learner.step(rows, 1)["actor/grad_norm"] > 0
+
+
+def test_gradient_checkpointing_of_a_family_without_it(families, make_config, tmp_path):
+    families.save_model("jetmoe", tmp_path / "jetmoe")
+    config = make_config(model__model_path=tmp_path / "jetmoe", trainer__gradient_checkpointing=True)
+    with raising(TrinityError, key="trainer.gradient_checkpointing"):
+        Learner(config, 4, Ranks(0, 1, torch.device("cpu")))
