@@ -42,11 +42,8 @@ def start_form(
     places = named | {HERE: "a process on this machine"}
     st.markdown(f"Flow **{checked.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
-    record = read_record(checked.config.job_dir)
-    if record is not None and checked.config.continue_from_checkpoint:
-        run = escaped(f"{checked.config.project}/{checked.config.name}")
-        state = record.present_state.value
-        st.info(f"The run {run} is there already ({state}) and will be resumed. Another `name` begins a new run.")
+    if present := what_is_there(checked.config):
+        st.info(f"{present} Another `name` begins a new run.")
     for objection in draft.objections(draft.file):
         st.warning(objection)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
@@ -65,6 +62,18 @@ def start_form(
         st.error(refusal)
     if not against:
         show_runs(f"{checked.config.project}/{checked.config.name}")
+
+
+def what_is_there(config: Config) -> str:
+    """What a start does with the run of this name; empty if there is none, or if it is only scored."""
+    record = read_record(config.job_dir)
+    if record is None or config.mode == "bench" or not config.continue_from_checkpoint:
+        return ""
+    state = record.present_state
+    present = f"The run {escaped(f'{config.project}/{config.name}')} is there already ({state.value})"
+    if config.explores_alone or (config.mode == "train" and not config.is_supervised):
+        return f"{present}, and this part joins it."
+    return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."
 
 
 start_dialog = dialog("Start a run")(start_form)

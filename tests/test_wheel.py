@@ -128,9 +128,9 @@ def test_a_project_is_not_written_over_anothers_files(bin_folder, project):
     assert (project / "prefect.yaml").read_text() == before
 
 
-@pytest.mark.slow
-def test_the_quick_start_runs_in_a_project(bin_folder, project):
-    """With fewer steps, and few tokens in each: what it learns is not looked at."""
+@pytest.fixture(scope="module")
+def quick_start(bin_folder, project) -> str:
+    """What it prints, with fewer steps, and few tokens in each: what it learns is not looked at."""
     recipe = yaml.safe_load((project / "configs/quickstart/quickstart.yaml").read_text())
     for stage in (recipe, *recipe["stages"]):
         stage.setdefault("buffer", {}).update(total_steps=2, batch_size=4)
@@ -140,13 +140,18 @@ def test_the_quick_start_runs_in_a_project(bin_folder, project):
     recipe["explorer"]["rollout_model"]["engine_num"] = 1
     (project / "short.yaml").write_text(yaml.safe_dump(recipe))
     command = ("sh", "-c", '"$0" quickstart --config short.yaml 2>&1', bin_folder / "trinity")
-    said = run(*command, cwd=project, seconds=400)
-    assert "Beginning flow run" in said and "http://" not in said, "no page is left when it has ended"
+    return run(*command, cwd=project, seconds=400)
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs_in_a_project(quick_start, project):
+    assert "Beginning flow run" in quick_start and "http://" not in quick_start, "no page is left when it has ended"
     summary = json.loads((project / "runs/quickstart/summary.json").read_text())
     assert summary["steps"] == {"sft": 2, "rft": 2} and (project / summary["hf_dir"] / "model.safetensors").exists()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
 def test_mlflow_beside_prefect_shows_the_quick_start_that_ended_before(project, tmp_path):
     """In a browser: its experiment on the page that opens first, and by the link of Studio's page the run's charts."""
     page, state = mlflow_page(project, free_port()), UpState("http://127.0.0.1:1/api", [])

@@ -153,12 +153,11 @@ def trained_steps(job: Path) -> list[int]:
     return [line.step for line in read_metrics(job) if line.source == "trainer"]
 
 
-def test_kills_of_every_process_lose_nothing_and_change_no_weight(
-    deployed: Deployed, request: pytest.FixtureRequest
-) -> None:
-    """A trainer's worker before the first checkpoint; verifiers; an engine that hangs; the flow's process, with which
-    all others go; engine and explorer at once amid a sync; and the trainer amid its last save, when there is nothing
-    left to explore until it is back. Nobody does anything after that.
+@pytest.fixture(scope="module")
+def survivor(deployed: Deployed) -> Deployed:
+    """Its pipeline has ended, after kills of a trainer's worker before the first checkpoint; verifiers; an engine that
+    hangs; the flow's process, with which all others go; engine and explorer at once amid a sync; and the trainer amid
+    its last save, when there is nothing left to explore until it is back. Nobody does anything after that.
 
     The pipeline is slow until the flow is killed.
     """
@@ -182,33 +181,39 @@ def test_kills_of_every_process_lose_nothing_and_change_no_weight(
     deployed.kill(Kill("engine+explorer", KILLED_AT, "syncing", 0.01))
     deployed.kill(Kill("trainer", STEPS - 1, "saving"))
     wait_until(deployed._ended)
-    assert deployed.kills == 7 and deployed.flow_run()["run_count"] >= 2
-    assert deployed.faults() == []
-    assert trained_steps(deployed.folder("sft")) == list(range(1, WARM_UP_STEPS + 1))
-    assert deployed.steps_of("trainer") == deployed.steps_of("explorer") == list(range(1, STEPS + 1))
-    assert (deployed.root / "plugins/stopped").exists()
-    assert max(line.metrics.get("engine_restarts", 0) for line in read_metrics(deployed.job)) >= 1
+    return deployed
+
+
+def test_kills_of_every_process_lose_nothing_and_change_no_weight(
+    survivor: Deployed, request: pytest.FixtureRequest
+) -> None:
+    assert survivor.kills == 7 and survivor.flow_run()["run_count"] >= 2
+    assert survivor.faults() == []
+    assert trained_steps(survivor.folder("sft")) == list(range(1, WARM_UP_STEPS + 1))
+    assert survivor.steps_of("trainer") == survivor.steps_of("explorer") == list(range(1, STEPS + 1))
+    assert (survivor.root / "plugins/stopped").exists()
+    assert max(line.metrics.get("engine_restarts", 0) for line in read_metrics(survivor.job)) >= 1
     undisturbed = request.getfixturevalue("undisturbed").run  # another process may run it meanwhile
-    assert deployed.digest() == undisturbed.digest(), first_difference(undisturbed.job, deployed.job, STEPS)
+    assert survivor.digest() == undisturbed.digest(), first_difference(undisturbed.job, survivor.job, STEPS)
 
 
-def test_a_pipeline_goes_its_whole_way(deployed: Deployed) -> None:
-    archived = [json.loads(line)["step"] for line in (deployed.job / "buffer/experience_buffer.jsonl").open()]
+def test_a_pipeline_goes_its_whole_way(survivor: Deployed) -> None:
+    archived = [json.loads(line)["step"] for line in (survivor.job / "buffer/experience_buffer.jsonl").open()]
     assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
-    rewards = [line.metrics["reward/mean"] for line in read_metrics(deployed.job) if line.source == "trainer"]
+    rewards = [line.metrics["reward/mean"] for line in read_metrics(survivor.job) if line.source == "trainer"]
     assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
 
 
-def test_prefect_lists_the_tasks_of_a_pipeline(deployed: Deployed, tmp_path: Path) -> None:
+def test_prefect_lists_the_tasks_of_a_pipeline(survivor: Deployed, tmp_path: Path) -> None:
     """On the run's own page and for the whole server. One task run with a flow run's result among its arguments
     would empty both lists ("Invalid TaskInputResponse", PrefectHQ/prefect 18680)."""
-    prefect = deployed.up()["api_url"].removesuffix("/api")
+    prefect = survivor.up()["api_url"].removesuffix("/api")
     tab = "document.querySelector('#task-runs, [id$=trigger-task-runs]')"
     listed = "[...document.querySelectorAll('a')].some(e => e.innerText.trim() === 'resolve')"
 
     async def look() -> None:
         async with opened("about:blank", tmp_path) as page:
-            for path in (f"/runs/flow-run/{deployed.run_id}", "/runs"):
+            for path in (f"/runs/flow-run/{survivor.run_id}", "/runs"):
                 await page.call("Page.navigate", url=prefect + path)
                 await page.until(f"!!{tab}", path)
                 await page.click_until(tab, listed)
@@ -230,11 +235,11 @@ def test_the_form_of_a_run_is_empty(deployed: Deployed, tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-def test_the_converted_model_is_what_was_trained(deployed: Deployed, tiny_model: Any) -> None:
+def test_the_converted_model_is_what_was_trained(survivor: Deployed, tiny_model: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = json.loads((deployed.job / "summary.json").read_text())["hf_dir"]
+    folder = json.loads((survivor.job / "summary.json").read_text())["hf_dir"]
     trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.arange(5, 40)[None]
     with torch.no_grad():
@@ -242,25 +247,25 @@ def test_the_converted_model_is_what_was_trained(deployed: Deployed, tiny_model:
     assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
 
 
-def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Deployed, tmp_path: Path) -> None:
+def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(survivor: Deployed, tmp_path: Path) -> None:
     """None of them twice, although the flow was started twice; steps that were taken again have the same numbers.
 
     The run's link leads a browser that has never been there to its charts.
     """
     from mlflow import MlflowClient
 
-    runs = tracked_runs(deployed)
+    runs = tracked_runs(survivor)
     assert sorted(run.info.run_name for run in runs) == ["run", "run_rft", "run_sft"]
     (rft,) = [run for run in runs if run.info.run_name == "run_rft"]
     assert {run.info.run_id for run in runs} >= {rft.data.tags["mlflow.parentRunId"]}
-    client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{survivor.root / 'checkpoints/mlflow.db'}")
     history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
     points = sorted({(point.step, point.value) for point in history})
     assert [step for step, _ in points] == list(range(1, STEPS + 1))
     (model,) = [model for model in client.search_registered_models() if "rft" in model.name]
     assert client.get_model_version_by_alias(model.name, "champion")
-    link = json.loads((deployed.job / "summary.json").read_text())["tracking"]
-    assert link.startswith(deployed.up()["pages"]["mlflow"])
+    link = json.loads((survivor.job / "summary.json").read_text())["tracking"]
+    assert link.startswith(survivor.up()["pages"]["mlflow"])
     asyncio.run(see_charts(link, tmp_path))
 
 
@@ -272,9 +277,9 @@ async def see_charts(link: str, folder: Path) -> None:
         assert "Model registry" in shown and "Judges" not in shown, "the view of training runs, not that of agents"
 
 
-def test_all_checkpoints_are_converted(deployed: Deployed) -> None:
-    folders = convert_all(deployed.job)
-    assert len(folders) == len([*deployed.job.glob("global_step_*")]) and all(map(tensors_sha256, folders))
+def test_all_checkpoints_are_converted(survivor: Deployed) -> None:
+    folders = convert_all(survivor.job)
+    assert len(folders) == len([*survivor.job.glob("global_step_*")]) and all(map(tensors_sha256, folders))
 
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from preflight_configs import config_of
 from trinity_core.config import load_config
 from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.preflight import checks
+from trinity_core.runtime.preflight import checks, resource_estimate
 from trinity_core.runtime.preflight.checks import missing_bfloat16, shared_memory_shortage, shortages
 from trinity_core.runtime.preflight.needs import size, total
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 GIB = 1 << 30
@@ -160,12 +161,24 @@ def test_the_recipe_for_one_gpu_says_what_the_plan_says(recipe: str, model: str,
         ([], (), False),
         ([(7, 5)], ("explorer.rollout_model.dtype=float16",), False),
         ([(7, 5)], ("cluster.gpu_per_node=0",), False),
+        ([(7, 5)], ("mode=bench", "explorer.external_model={model_name: gpt, base_url: http://127.0.0.1:1/v1}"), False),
     ],
 )
 def test_gpus_older_than_bfloat16_are_found_before_vllm_does(monkeypatch, capabilities, overrides, refused):
-    gpus = [Gpu(str(place), f"GPU-{place}", "", 16 * GIB, one) for place, one in enumerate(capabilities)]
+    gpus = [Gpu(str(place), f"GPU-{place}", memory=16 * GIB, capability=one) for place, one in enumerate(capabilities)]
     monkeypatch.setattr(checks, "survey", lambda: gpus)
     config = config_of("cluster.gpu_per_node=1", *overrides)
     assert [finding.key for finding in missing_bfloat16(config)] == ["explorer.rollout_model.dtype"] * refused
     on_node = [finding.key for finding in checks.unready_node(config, 1, {ENGINE: 1}, reads=False)]
     assert on_node == ["explorer.rollout_model.dtype"] * refused
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "drawn_gib", "share", "fits"), [(24, 3.0, 0.9, False), (24, 2.0, 0.9, True), (20, 2.5, 0.85, True)]
+)
+def test_an_engines_share_is_one_of_the_whole_gpu(tmp_path, monkeypatch, gpu_gib, drawn_gib, share, fits):
+    """vLLM takes its share of all memory, and refuses if less is free: programs on the screen hold some."""
+    gpus = [Gpu("0", "GPU-0", "", gpu_gib * GIB, int(drawn_gib * GIB))]
+    monkeypatch.setattr(resource_estimate, "survey", lambda: gpus)
+    plan = planned(tmp_path, "Qwen3-0.6B", 1, gpu_gib, f"{SHARES}={share}", "mode=explore")
+    assert bool([*shortages(plan, replace(room_for(tmp_path), memory=999 * GIB))]) != fits

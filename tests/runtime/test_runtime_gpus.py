@@ -16,6 +16,7 @@ from trinity_core.runtime import cluster
 from trinity_core.runtime.gpus import (
     FREE_SECONDS,
     IDLE_BYTES,
+    SCREEN_BYTES,
     Gpu,
     GpuLocks,
     only,
@@ -75,8 +76,25 @@ def test_a_gpu_that_draws_a_screen_is_free_but_for_what_that_holds() -> None:
     desktop = {7: IDLE_BYTES, 8: IDLE_BYTES}
     assert user_of([], 3 * IDLE_BYTES, desktop) == ("", 3 * IDLE_BYTES)
     assert user_of([8], 2 * IDLE_BYTES, desktop) == ("", 2 * IDLE_BYTES), "a browser computes, too"
-    assert user_of([], 3 * IDLE_BYTES, {7: 0}) == ("", 3 * IDLE_BYTES), "a driver that does not say how much"
+    assert user_of([], SCREEN_BYTES, {7: 0}) == ("", SCREEN_BYTES), "a driver that does not say how much"
     assert user_of([8, 2**22 + 1], 9 * IDLE_BYTES, desktop) == (f"process {2**22 + 1}", 2 * IDLE_BYTES)
+
+
+def test_what_renders_and_computes_uses_a_gpu() -> None:
+    """As simulators do, and what is left of a run that ended on a server whose GPUs each have an idle Xorg."""
+    renders = 2**22 + 1
+    for processes in ([renders], []):
+        assert user_of(processes, 38 * IDLE_BYTES, {renders: 38 * IDLE_BYTES, 7: 2**22})[0] == f"process {renders}"
+    for screen in ({7: 2**22}, {7: 0}):
+        assert user_of([], 60 * IDLE_BYTES, screen)[0].startswith("a process unknown (")
+
+
+def test_a_gpu_without_a_screen_is_taken_first(tmp_path: Path) -> None:
+    locks = GpuLocks(tmp_path)
+    for wanted, names in ((1, ["1"]), (2, ["1", "0"])):
+        locks.take(wanted, lambda: [Gpu("0", "GPU-00", drawn=2**31), Gpu("1", "GPU-11")], wait=0)
+        assert locks.names == names
+        locks.release()
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.booleans(), min_size=4, max_size=4))

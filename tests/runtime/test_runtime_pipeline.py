@@ -100,6 +100,16 @@ def test_a_finished_pipeline_is_not_run_again(
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
+def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_start = "explorer.eval_on_startup=false"
+    config = pipeline_of(tmp_path, at_start)
+    sft, rft = run_all(tmp_path, at_start)
+    write_summary(stages(config)[-1], rft | {"name": "rft", "score": None})
+    monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.9, "scores": {"step 3": 0.9}, "seconds": 5.0})
+    summary = driver.run_pipeline(config)
+    assert summary["score"] == 0.9 and summary["seconds"] == sft["seconds"] + rft["seconds"] + 5.0
+
+
 def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path) -> None:
     """Also where a stage that only evaluates follows."""
     _, rft = run_all(tmp_path)

@@ -35,6 +35,8 @@ from trinity_core.runtime.tracking_thread import _run_info
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import open_versions, run_versions
+from trinity_core.tracking.metrics_file import MetricsFile, read_metrics
+from trinity_core.tracking.run_record import read_record, record_path
 
 PARTS = {"explore", "train"}
 
@@ -111,6 +113,20 @@ def test_a_run_goes_back_behind_a_checkpoint_for_good(config: Config) -> None:
         (layout.root / "away").rename(state)
         lineage = store.lineage()
         assert resume_step(config, PARTS) == 2 and store.lineage() == lineage + 1
+
+
+@pytest.mark.parametrize(("parts", "is_recorded"), [(PARTS, True), ({"explore"}, False)])
+def test_a_killed_attempt_ended_with_metrics_that_are_rewound(
+    config: Config, parts: set[str], is_recorded: bool
+) -> None:
+    """An explorer that starts alone does not know whether the trainer is at work."""
+    MetricsFile(config.job_dir, "trainer").write(1, {"loss": 1.0})
+    write_json(record_path(config.job_dir), {"state": "running", "began": 100.0})
+    [line] = read_metrics(config.job_dir)
+    resume_step(config, parts)
+    record = read_record(config.job_dir)
+    assert record is not None and record.ended == (line.time if is_recorded else None)
+    assert len(read_metrics(config.job_dir)) == (0 if is_recorded else 1)
 
 
 @pytest.mark.parametrize("parts", [PARTS, {"explore"}])

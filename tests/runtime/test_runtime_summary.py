@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trinity_core import files
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
 from trinity_core.runtime.summary import (
     read_summary,
+    summarise,
     summary_of_scores,
     summary_path,
     summary_text,
     write_summary,
 )
 from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.run_record import record_path, record_start
 from trinity_core.tracking.scores import evaluation_text, score_fingerprint
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
@@ -57,6 +62,18 @@ def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: p
     with pytest.raises(TrinityError, match="no space left"):
         write_summary(config, {"step": 4})
     assert read_summary(config) == {"step": 3, "folder": "a"}
+
+
+@pytest.mark.parametrize(("mode", "seconds"), [("both", 65.0), ("explore", 5.0)])
+def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config, mode: str, seconds: float) -> None:
+    """The record beside a part that only explores may be its trainer's."""
+    config = config.with_values({"mode": mode})
+    record_path(config.job_dir).parent.mkdir(parents=True)
+    write_json(record_path(config.job_dir), {"state": "failed", "began": 100.0, "ended": 140.0, "earlier": 20.0})
+    record_start(config.job_dir, {}, "rft")
+    stage = SimpleNamespace(made_from={})
+    attempt = SimpleNamespace(config=config, began=time.monotonic() - 5.0, stage=stage, tracking_link=lambda: "")
+    assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)  # type: ignore[arg-type]
 
 
 def test_the_text_says_why_each_part_has_ended() -> None:

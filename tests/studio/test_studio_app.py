@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from raising import raising
@@ -15,9 +16,11 @@ from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
 from studio.config_draft import ConfigDraft
 from studio.sections import SECTIONS
 from studio.settings import studio_settings
-from studio.start_form import validated
+from studio.start_form import validated, what_is_there
+from trinity_core.config import Config
 from trinity_core.errors import TrinityError
-from trinity_core.tracking.run_record import record_start
+from trinity_core.tracking.run_record import record_end, record_start
+from trinity_core.tracking.writers import RunOutcome
 
 APP = Path(__file__).parent.parent.parent / "studio/pages.py"
 TEXT = """\
@@ -177,6 +180,27 @@ def test_dialogs_open_with_their_buttons(folder: Path) -> None:
     assert "mine is there already (running)" in "".join(line.value for line in start.click().run().info)
     [save_as] = [button for button in page.button if button.label == "Save as"]
     assert labels(save_as.click().run()).count("Save") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "running", "ended"),
+    [
+        ({}, "cannot be started", "resumed"),
+        ({"mode": "explore"}, "joins", "joins"),
+        ({"mode": "train"}, "joins", "joins"),
+        ({"mode": "bench"}, "", ""),
+        ({"continue_from_checkpoint": False}, "", ""),
+    ],
+)
+def test_the_start_of_a_run_that_is_there_says_what_it_does(
+    tmp_path: Path, settings: dict[str, Any], running: str, ended: str
+) -> None:
+    config = Config(checkpoint_root_dir=str(tmp_path)).with_values(settings)
+    assert what_is_there(config) == ""
+    own = record_start(config.job_dir, {}, "rft")
+    for expected in (running, ended):
+        assert bool(text := what_is_there(config)) == bool(expected) and expected in text
+        record_end(config.job_dir, own, RunOutcome.FINISHED)
 
 
 def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:

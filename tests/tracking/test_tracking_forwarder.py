@@ -497,6 +497,30 @@ def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "on its own again"
 
 
+@pytest.mark.parametrize("outcome", [RunOutcome.FINISHED, RunOutcome.FAILED])
+def test_a_pipelines_run_ends_though_its_artifact_store_refuses(
+    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: RunOutcome
+) -> None:
+    """One that failed sends no summary: what lies there is an earlier attempt's."""
+    from mlflow import MlflowClient
+
+    sent: list[str] = []
+
+    def refuse(self: MlflowClient, run_id: str, path: str, *_: object) -> None:
+        sent.append(Path(path).name)
+        raise RuntimeError("no credentials")
+
+    whole, client = root / "p" / "n", mlflow_client(root)
+    keep_parent_open(whole)
+    open_writer("mlflow", RunInfo("p", "stage", root / "p/stage", parent_dir=whole), root).close(outcome)
+    (whole / "summary.json").write_text("{}")
+    monkeypatch.setattr(MlflowClient, "log_artifact", refuse)
+    close_parent(whole, outcome)
+    run_id = json.loads((whole / "monitor/mlflow.json").read_text())["run_id"]
+    assert client.get_run(run_id).info.status == outcome.name
+    assert sent == (["summary.json"] if outcome is RunOutcome.FINISHED else [])
+
+
 @pytest.mark.slow
 def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/a://me:secret@host/mlflow.db"  # a path that reads like a login

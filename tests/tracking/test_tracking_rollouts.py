@@ -68,9 +68,14 @@ def test_text_alone_on_a_line_is_shown_as_it_is(text: str) -> None:
     assert shown == f"<blockquote>\n<p>{text.strip()}</p>\n</blockquote>\n"
 
 
-def test_parts_that_are_0_are_left_out() -> None:
-    row = rollouts_table([SampledRollout("p", "r", 0.5, {"format": 0.5, "truncated": 0.0})]).splitlines()[2]
-    assert row.startswith("| **0.5**<br>format 0.5 |")
+def test_a_part_of_0_is_shown_and_a_fault_only_where_there_is_one() -> None:
+    none = dict.fromkeys(("truncated", "verifier_errors", "accuracy_verifier_errors", "tool_errors/timeout"), 0.0)
+    parts = [{"accuracy": 0.0, "format": 0.5, **none}, {"verifier_errors": 1.0}]
+    rows = rollouts_table([SampledRollout("p", "r", 0.5, one) for one in parts]).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| **0.5**<br>accuracy 0<br>format 0.5",
+        "| **0.5**<br>verifier_errors 1",
+    ]
 
 
 def test_long_texts_keep_both_ends() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
 from trinity_core.tracking.forwarder import Forwarder, open_writer
-from trinity_core.tracking.metrics_file import MetricsFile, metrics_path
+from trinity_core.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.tracking.mlflow_facts import DESCRIPTION
 from trinity_core.tracking.mlflow_writer import describe_runs
 from trinity_core.tracking.run_record import (
@@ -22,6 +23,7 @@ from trinity_core.tracking.run_record import (
     read_config,
     read_record,
     record_end,
+    record_kill,
     record_path,
     record_start,
 )
@@ -42,15 +44,30 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
 
 
 def test_a_later_attempt_knows_how_long_those_before_took(tmp_path: Path) -> None:
-    """One that ended, and one that was killed after its last metrics."""
     record = {"state": "finished", "began": 100.0, "ended": 160.0, "earlier": 40.0}
     record_path(tmp_path).parent.mkdir()
     write_json(record_path(tmp_path), record)
     assert record_start(tmp_path, {}, "rft").earlier == 100.0  # type: ignore[union-attr]
-    write_json(record_path(tmp_path), record | {"state": "running", "ended": None})
-    MetricsFile(tmp_path, "trainer").write(1, {"loss": 1.0})
-    os.utime(metrics_path(tmp_path), (130.0, 130.0))
-    assert record_start(tmp_path, {}, "rft").earlier == 70.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("folder", ["", "stage"])
+def test_an_attempt_that_was_killed_took_until_its_last_metrics(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are rewound when it is resumed, and followed by evaluations; those of a pipeline are its stages'."""
+    record_path(tmp_path).parent.mkdir()
+    killed = {"state": "running", "began": 100.0, "earlier": 40.0, "host": socket.gethostname(), "pid": 2**22 + 1}
+    write_json(record_path(tmp_path), killed)
+    for source, step, now in (("trainer", 1, 110.0), ("explorer", 2, 130.0), ("eval", 1, 900.0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda now=now: now)
+            MetricsFile(tmp_path / folder, source).write(step, {"loss": 1.0})
+    record_kill(tmp_path, [tmp_path / "stage"])
+    assert rewind(tmp_path / folder, 1, lambda: {"explorer": 1}) == 1
+    started = record_start(tmp_path, {}, "rft")
+    assert started is not None and started.earlier == 70.0
+    record_kill(tmp_path)
+    assert read_record(tmp_path) == started, "this one is alive"
 
 
 @pytest.mark.parametrize("explorer_is_first", [True, False])

@@ -18,6 +18,8 @@ from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 
+REWARD = {"truncated": 0.0, "style": 0.5, "brief": 0.0}
+
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder):
@@ -49,7 +51,7 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
             folder,
             "eval/test",
             step,
-            [SampledRollout("What is 2 + 2?", answer, step / 6, {"truncated": 0.0, "style": 0.5}, task_index=7)],
+            [SampledRollout("What is 2 + 2?", answer, step / 6, REWARD, task_index=7)],
         )
     return folder
 

@@ -203,7 +203,7 @@ async def _two_versions(page) -> None:
     await page.press("b", "s")
     await page.until("document.querySelectorAll('.pair pre').length === 3")
     facts = await page.text("#pairs")
-    assert "style 0.500" in facts and "truncated" not in facts, "a part that is 0 is not said"
+    assert "style 0.500" in facts and "brief 0" in facts and "truncated" not in facts, "a fault is said if there is one"
     assert NASTY in facts and "1 better, 0 worse" in await page.text("#verdict")
     assert not await page.value("!!document.querySelector('#pairs script, #pairs img')")
     await page.press("e")

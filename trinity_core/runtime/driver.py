@@ -132,7 +132,8 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         last = plan.stages[-1].name
         if plan.evaluates == last and summaries[last]["score"] is None:
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
-            summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
+            seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
+            summaries[last] |= {"score": scored["score"], "scores": scored["scores"], "seconds": seconds}
         return frontend.call("publish", lambda: _publish_pipeline(plan, before, summaries, frontend))
 
 

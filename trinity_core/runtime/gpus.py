@@ -23,7 +23,9 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.waits import poll
 
 IDLE_BYTES = 2**30
-"""Bytes that a GPU may hold for nobody in particular."""
+"""Bytes that a free GPU may hold for nobody in particular."""
+SCREEN_BYTES = 4 * 2**30
+"""The most that a program may hold which draws on a GPU's screen, such as a browser. What holds more computes there."""
 FREE_SECONDS = 30.0
 """Time for processes that have just ended, such as those of a killed run, to release their GPUs."""
 POLL_SECONDS = 0.5
@@ -42,7 +44,9 @@ class Gpu:
     user: str = ""
     """What uses it; empty if it is free."""
     memory: int = 0
-    """Bytes of its memory, less what programs that draw on its screen hold."""
+    """Bytes of its memory; 0 if they are not known."""
+    drawn: int = 0
+    """Bytes of it that programs on its screen hold."""
     capability: tuple[int, int] = (0, 0)
     """Its CUDA compute capability; (0, 0) if it is not known."""
 
@@ -99,20 +103,21 @@ def survey() -> list[Gpu]:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            absent = pynvml.NVMLError_NotSupported  # type: ignore[attr-defined]  # where the CPU shares its memory
             processes: list[int] = []
             screen: dict[int, int] = {}
             used = whole = 0
-            with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
-                screen = {
-                    process.pid: process.usedGpuMemory or 0  # None where the driver does not say
-                    for process in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
-                }
+            with suppress(absent):
                 processes = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            with suppress(absent):
+                drawing = pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+                screen = {process.pid: process.usedGpuMemory or 0 for process in drawing}  # None: it does not say
+            with suppress(absent):
                 memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
                 used, whole = memory.used, memory.total  # used: without the driver's own
             user, drawn = user_of(processes, used, screen)
             capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole - drawn, capability))
+            gpus.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user, whole, drawn, capability))
     finally:
         pynvml.nvmlShutdown()
     return visible(gpus, os.environ.get(VISIBLE))
@@ -124,17 +129,16 @@ def user_of(processes: Sequence[int], memory: int, screen: Mapping[int, int] | N
 
     `screen` is the bytes of each process that draws, 0 where the driver does not say. A browser draws and computes.
     """
-    drawing = screen or {}
-    computing = [process for process in processes if process not in drawing]
+    drawing = {process: held for process, held in (screen or {}).items() if held <= SCREEN_BYTES}
+    computing = [process for process in (*processes, *(screen or {})) if process not in drawing]
     drawn = sum(drawing.values())
-    if not computing:
-        if drawing:
-            return "", max(drawn, memory)
-        return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else "", 0
-    try:
-        return f"process {computing[0]} ({psutil.Process(computing[0]).name()})", drawn
-    except psutil.Error:
+    if computing:
+        with suppress(psutil.Error):
+            return f"process {computing[0]} ({psutil.Process(computing[0]).name()})", drawn
         return f"process {computing[0]}", drawn
+    if memory - drawn > (SCREEN_BYTES if 0 in drawing.values() else IDLE_BYTES):
+        return f"a process unknown ({(memory - drawn) / 2**30:.1f} GiB are taken)", drawn
+    return "", max(memory, drawn) if drawing else 0
 
 
 class GpuLocks:
@@ -150,7 +154,7 @@ class GpuLocks:
         return [gpu.name for gpu, _ in self._held.values()]
 
     def take(self, wanted: int, look: Callable[[], list[Gpu]] = survey, wait: float = FREE_SECONDS) -> None:
-        """Lock `wanted` free GPUs, the first of those that `look` finds.
+        """Lock `wanted` free GPUs, the first of those that `look` finds, and those without a screen before others.
 
         Raises, and holds none, TrinityError if there are not as many, `TransientFault` if they are not free within
         `wait` seconds.
@@ -159,7 +163,7 @@ class GpuLocks:
             return
         announced = False
         for _ in poll(wait, POLL_SECONDS):
-            gpus = [self._tried(gpu, wanted) for gpu in look()]
+            gpus = [self._tried(gpu, wanted) for gpu in sorted(look(), key=lambda gpu: gpu.drawn)]
             if not (why := refusal(gpus, wanted)):
                 return
             self.release()

@@ -24,7 +24,7 @@ from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
 from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.tracking.run_record import RunState, read_record, record_end, record_start
+from trinity_core.tracking.run_record import RunState, read_record, record_end, record_kill, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
@@ -167,6 +167,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
     write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
     keep_parent_open(plan.config.job_dir)
+    record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])
     record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED
     try:

@@ -40,6 +40,7 @@ from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.versions import run_versions
 from trinity_core.tracking.metrics_file import rewind
+from trinity_core.tracking.run_record import record_kill
 
 log = logging.getLogger(__name__)
 
@@ -338,6 +339,8 @@ def resume_step(config: Config, components: set[str]) -> int:
     """
     begun = config.job_dir.exists()
     lock_run(config, components)
+    if "train" in components:
+        record_kill(config.job_dir)
     identify(config)
     step = latest_whole(config.job_dir) or 0
     if not begun or config.is_supervised or not (step or "explore" in components):

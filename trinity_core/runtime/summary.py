@@ -18,6 +18,7 @@ from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
+from trinity_core.tracking.run_record import read_record
 from trinity_core.tracking.scores import evaluation_of, evaluation_text, valid_scores
 
 
@@ -33,13 +34,16 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
 
     A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
     that only explores converts nothing: its trainer does. An external model's summary is written: it has no training.
+    `seconds` are those of all attempts.
     """
     config = attempt.config
     if config.mode == "bench":
         return summary_of_scores(config, time.monotonic() - attempt.began)
     step = latest_whole(config.job_dir) or 0
     curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
-    summary = _scored(config, step, valid_scores(config), time.monotonic() - attempt.began) | {
+    record = None if config.explores_alone else read_record(config.job_dir)
+    seconds = time.monotonic() - attempt.began + (record.earlier if record is not None else 0.0)
+    summary = _scored(config, step, valid_scores(config), seconds) | {
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
         "hf_dir": str(attempt.huggingface_folder(step)) if step and not config.explores_alone else None,
         "tracking": attempt.tracking_link(),

@@ -392,8 +392,10 @@ def _describe(client: MlflowClient, experiment: Experiment, project_dir: Path) -
 
 
 def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = ()) -> None:
-    """Mark a pipeline's run as ended, if it has one, with its summary, and the scores of its first model and of each
-    stage."""
+    """Mark a pipeline's run as ended, if it has one, with the scores of its first model and of each stage.
+
+    A finished one has its summary too, where the artifact store takes it.
+    """
     _held.discard(job_dir)
     if not (kept := _noted(job_dir)):
         return
@@ -401,13 +403,17 @@ def close_parent(job_dir: Path, outcome: RunOutcome, scores: Sequence[float] = (
         client = open_client(kept["uri"], None, None, job_dir)
         for stage, score in enumerate(scores):
             client.log_metric(kept["run_id"], "eval/score", score, step=stage)
-        if (summary := job_dir / "summary.json").is_file():
-            client.log_artifact(kept["run_id"], str(summary))
         client.set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
             raise
         log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
+        return
+    if outcome is RunOutcome.FINISHED and (summary := job_dir / "summary.json").is_file():
+        try:
+            client.log_artifact(kept["run_id"], str(summary))
+        except Exception as error:  # noqa: BLE001 - each kind of artifact store has errors of its own
+            log.warning("the pipeline's run in MLflow has no summary.json: %s", error)
 
 
 def _has_run(client: MlflowClient, job_dir: Path, run_id: str) -> bool:

@@ -15,6 +15,8 @@ from trinity_core.files import write_atomically
 if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
 
+_FAULTS = re.compile(r"truncated$|_errors(/|$)")
+"""Parts that count rare faults, as `says` in the view's `dom.js` knows them too."""
 _NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
 
 
@@ -99,14 +101,15 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
 
 
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
-    """A Markdown table: reward with its parts that are not 0, response, reference answer, prompt.
+    """A Markdown table: reward with its parts, response, reference answer, prompt.
 
-    A narrow window cuts off the end.
+    Faults are named where there are any. A narrow window cuts off the end.
     """
     lines = ["| reward | response | reference | prompt |", "| --- | --- | --- | --- |"]
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
-        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()) if value)
+        said = {name: value for name, value in rollout.parts.items() if value or not _FAULTS.search(name)}
+        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(said.items()))
         texts = [markdown_text(text, width) for text in (rollout.response, rollout.truth, rollout.prompt)]
         lines.append(f"| {reward}<br>{parts} | {' | '.join(texts)} |")
     return "\n".join(lines)

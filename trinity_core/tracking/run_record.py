@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -19,7 +19,7 @@ import yaml
 from trinity_core.config.secrets import without_secrets
 from trinity_core.files import read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
-from trinity_core.tracking.metrics_file import metrics_path
+from trinity_core.tracking.metrics_file import read_metrics, stream_of
 from trinity_core.tracking.writers import RunOutcome
 
 
@@ -90,10 +90,9 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
     """
     if keeps and record_path(job_dir).exists():
         return None
-    pid, host = os.getpid(), socket.gethostname()
-    record = RunRecord(
-        RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), _seconds_until_now(job_dir)
-    )
+    pid, host, before = os.getpid(), socket.gethostname(), read_record(job_dir)
+    earlier = 0.0 if before is None else before.earlier + max((before.ended or before.began) - before.began, 0.0)
+    record = RunRecord(RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier)
     text = yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
     record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config_path(job_dir), text.encode(), durable=False)
@@ -101,12 +100,18 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
     return record
 
 
-def _seconds_until_now(job_dir: Path) -> float:
-    before, metrics = read_record(job_dir), metrics_path(job_dir)
-    if before is None:
-        return 0.0
-    ended = before.ended or (metrics.stat().st_mtime if metrics.exists() else before.began)
-    return before.earlier + max(ended - before.began, 0.0)
+def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
+    """Record that an attempt which was killed ended with the last metrics of its training.
+
+    Called before the metrics are rewound. Those of a pipeline are in the folders of its `stages`. Evaluations may have
+    been made since, and do not count.
+    """
+    record = read_record(job_dir)
+    if record is None or record.ended is not None or record.works_here:
+        return
+    lines = (line for folder in (job_dir, *stages) for line in read_metrics(folder))
+    ended = max((line.time for line in lines if stream_of(line.source) != "eval"), default=record.began)
+    write_json(record_path(job_dir), asdict(record) | {"ended": ended}, durable=False)
 
 
 def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> None:

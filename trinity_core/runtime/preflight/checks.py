@@ -267,7 +267,8 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
 def missing_bfloat16(config: Config) -> Iterator[Finding]:
     """Engines in bfloat16, the default on GPUs, where every GPU of this machine is older than that."""
     dtype = config.explorer.rollout_model.dtype
-    if not config.uses_engines or config.cluster.gpu_per_node == 0 or dtype_of(dtype, on_gpu=True) != "bfloat16":
+    on_gpu = "explorer.rollout_model" in config.engine_models and config.cluster.gpu_per_node != 0
+    if not on_gpu or dtype_of(dtype, on_gpu) != "bfloat16":
         return
     gpus = survey()
     if gpus and all(gpu.lacks_bfloat16 for gpu in gpus):
@@ -311,7 +312,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     if numbers.get(ENGINE):
         yield from missing_bfloat16(config)
     room = room_for(config.job_dir)
-    (stage,) = plans_of(config, Machine(cores(), gpu_per_node), room.gpu_memory)
+    (stage,) = plans_of(config, Machine(cores(), gpu_per_node))
     here = [
         replace(
             process,

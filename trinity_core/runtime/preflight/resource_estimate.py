@@ -332,7 +332,7 @@ class Room:
     memory: int
     """Total host memory, whoever uses it now."""
     gpu_memory: int
-    """Memory of the smallest GPU; 0 without any."""
+    """Memory of the smallest GPU, less what programs hold on the screen of the one that draws least; 0 without any."""
     disk: int
     """Free where the run writes, and what the run has written already."""
     shared_memory: int = sys.maxsize
@@ -347,6 +347,7 @@ def room_for(job_dir: Path) -> Room:
     written = sum(file.stat().st_size for file in files if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
-    gpu_memory = min((gpu.memory for gpu in survey()), default=0)
+    gpus = survey()
+    gpu_memory = max(min((gpu.memory for gpu in gpus), default=0) - min((gpu.drawn for gpu in gpus), default=0), 0)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
     return Room(memory_limit(), gpu_memory, free + written, shared)

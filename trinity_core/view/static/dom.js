@@ -29,9 +29,13 @@ export const kind = (reward) => (reward === null || reward === undefined ? "quie
 
 export const REPEATED = ["response_length", "truncated"];  // numbers of a rollout that tables and filters have by themselves
 
-// Facts of the parts of a reward and other numbers that are not 0: most count rare faults.
+// A reward's part of 0 says that an answer was judged; faults, which are rare, are named where there are any.
+const FAULTS = /truncated$|_errors(\/|$)/;
+export const says = (name, value) => value !== undefined && (value !== 0 || !FAULTS.test(name));
+
+// Facts of the parts of a reward and other numbers.
 export const parts = (numbers, repeated = []) => Object.entries(numbers)
-  .filter(([name, value]) => value !== 0 && !repeated.includes(name)).slice(0, 12).map(([name, value]) => fact(name, shown(value)));
+  .filter(([name, value]) => says(name, value) && !repeated.includes(name)).slice(0, 12).map(([name, value]) => fact(name, shown(value)));
 
 let waiting = 0;
 function waits(by) {

@@ -1,5 +1,5 @@
 // The table of rollouts: those of the newest groups, filtered and sorted here; older ones are loaded on demand.
-import { REPEATED, attempt, byId, get, kind, make, shown } from "./dom.js";
+import { REPEATED, attempt, byId, get, kind, make, says, shown } from "./dom.js";
 
 const EXCERPT = 140;
 let run = "";
@@ -33,8 +33,8 @@ export const list = attempt(async (more = false) => {
 });
 
 function columns() {
-  const says = (part) => !REPEATED.includes(part) && rows.some((row) => row.metrics[part]);
-  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].filter(says).slice(0, 6);
+  const isColumn = (part) => !REPEATED.includes(part) && rows.some((row) => says(part, row.metrics[part]));
+  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].filter(isColumn).slice(0, 6);
   return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part, (row) => row.metrics[part]])) };
 }
 
