@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from raising import raising
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trinity_core.checkpoints.adapters import A, B, adapter_config, merged_tensor, write_adapter
 from trinity_core.config import LoraConfig
@@ -29,7 +30,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj")
 
 @pytest.fixture(scope="module")
 def engine(engine_of: Any, tiny_folder: Path) -> InProcessEngine:
-    return engine_of(str(tiny_folder), 256, max_num_seqs=64, lora_rank=RANK, lora_modules=TARGETS)
+    names = (*TARGETS, "qkv_proj")  # which the model lacks
+    return engine_of(str(tiny_folder), 256, max_num_seqs=64, lora_rank=RANK, lora_modules=names)
 
 
 def adapter_of(model: Any, seed: int) -> dict[str, torch.Tensor]:
@@ -115,10 +117,14 @@ def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model
     assert_sampled_by(base, tiny_model, sample(engine, "base"))
 
 
-def test_an_engine_that_lacks_a_matrix_of_the_adapter_does_not_start(engine_of: Any, tiny_folder: Path) -> None:
-    """vLLM has `gate_up_proj`, but takes adapters of its parts alone, as of GLM 4."""
+def test_an_engine_that_lacks_a_matrix_of_the_adapter_does_not_start(engine_of: Any, tmp_path: Path) -> None:
+    """vLLM has GLM 4's `gate_up_proj`, but takes adapters of its parts alone."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "head_dim": 32, "vocab_size": 128}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = AutoConfig.for_model("glm4", **sizes, **heads, pad_token_id=0, eos_token_id=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with raising(TrinityError, key="model.lora_configs[0].target_modules"):
-        engine_of(str(tiny_folder), 64, lora_rank=RANK, lora_modules=("q_proj", "gate_up_proj"))
+        engine_of(str(tmp_path), 64, lora_rank=RANK, lora_modules=("q_proj", "gate_up_proj"))
 
 
 def test_the_weight_check_sees_a_wrong_adapter_and_a_wrong_base(

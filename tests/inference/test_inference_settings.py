@@ -82,6 +82,15 @@ def test_attention_named_in_a_models_folder_does_not_keep_an_adapters_modules_fr
     assert {"q_proj", "down_proj"} <= set(modules)
 
 
+def test_an_engine_is_told_of_the_matrices_that_the_model_has(tiny_folder, tmp_path):
+    """peft passes over other names, such as those of a list for several families. GLM 4 has the last one."""
+    AutoConfig.for_model("glm4", num_hidden_layers=1).save_pretrained(tmp_path)
+    for folder, expected in ((tiny_folder, ["o_proj", "q_proj"]), (tmp_path, ["gate_up_proj", "o_proj", "q_proj"])):
+        names = ("q_proj", "self_attn.o_proj", "qkv_proj", "gate_up_proj")
+        settings = EngineSettings(str(folder), 64, lora_rank=4, lora_modules=names)
+        assert vllm_types.engine_arguments(settings)["lora_target_modules"] == expected
+
+
 def test_windows_of_cohere_2_are_those_of_transformers(tmp_path):
     """vLLM adds a token to them; its other families' windows are as in config.json."""
     for kind, expected in (("cohere2", {"sliding_window": 7}), ("qwen2", {})):

@@ -66,6 +66,10 @@ def test_adapters_of_latent_attention_are_as_large_as_peft_makes_them(tmp_path, 
         ("qwen2_moe", ["all-linear"], "both", True),
         ("qwen2_moe", ["q_proj", "up_proj"], "both", True),
         ("qwen2_moe", ["q_proj", "o_proj"], "both", False),
+        ("qwen3_next", ["shared_expert_gate"], "both", True),
+        ("qwen3_next", ["q_proj", "o_proj"], "both", False),
+        ("qwen3_5_moe_text", ["all-linear"], "both", True),
+        ("qwen3_5_moe", ["all-linear"], "both", True),
     ],
 )
 def test_an_adapter_that_engines_would_not_apply_is_refused(tmp_path, kind, modules, mode, refused):

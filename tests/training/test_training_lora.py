@@ -15,7 +15,17 @@ from raising import raising
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity_core.checkpoints.adapters import A, differences, merged_tensor, merged_weight, require_matrices
+from trinity_core.checkpoints.adapters import (
+    A,
+    differences,
+    is_adapter,
+    linear_names,
+    merged_tensor,
+    merged_weight,
+    plain_name,
+    require_matrices,
+    write_adapter,
+)
 from trinity_core.checkpoints.convert import convert
 from trinity_core.config import LoraConfig
 from trinity_core.errors import DataError, TrinityError
@@ -252,6 +262,29 @@ def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> N
     lora = LoraConfig(lora_rank=4, target_modules=modules)
     with raising(TrinityError, key="model.lora_configs[0].target_modules") if refused else nullcontext():
         add_adapter(lm, lora, "base", 0, False)
+
+
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
+def test_routers_get_no_adapter_in_trainer_engine_and_folder(kind: str, tmp_path: Path) -> None:
+    """Those of these families are linear layers by their class, but return a pair."""
+    import peft
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **heads)).eval()
+    lm.save_pretrained(tmp_path / "base")
+    told = linear_names(lm)
+    adapter = add_adapter(lm, LoraConfig(lora_rank=4), str(tmp_path / "base"), 0, False)
+    tensors = {plain_name(name): p.detach() for name, p in lm.named_parameters() if is_adapter(plain_name(name))}
+    assert {name.split(".")[-2] for name in tensors} == set(told)
+    for tensor in tensors.values():
+        tensor.normal_(std=0.1)
+    write_adapter(tensors, adapter.config, tmp_path)
+    tokens = torch.arange(3, 9)[None]
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    with torch.no_grad():
+        adapted = peft.PeftModel.from_pretrained(base, tmp_path).eval()(tokens).logits
+        torch.testing.assert_close(adapted, lm(tokens).logits, atol=1e-5, rtol=0)
 
 
 def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:

@@ -51,14 +51,15 @@ def is_adapter(name: str) -> bool:
     return name.endswith((A, B))
 
 
-def adapter_config(lora: LoraConfig, base: str) -> dict[str, Any]:
-    """The contents of `adapter_config.json` for an adapter of the model `base`."""
+def adapter_config(lora: LoraConfig, base: str, routers: Collection[str] = ()) -> dict[str, Any]:
+    """The contents of `adapter_config.json` for an adapter of the model `base`, which has none on its `routers`."""
     targets = list(lora.modules) or "all-linear"
     alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
+    excluded = {"exclude_modules": list(routers)} if routers else {}
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.lora_rank,
         "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets, "bias": "none",
-        "inference_mode": True,
+        "inference_mode": True, **excluded,
     }  # fmt: skip
 
 
@@ -174,11 +175,21 @@ def require_matrices(adapter: Iterable[str], base: Collection[str]) -> None:
         )
 
 
-def linear_names(lm: Any) -> list[str]:
-    """The last parts of the names of a Hugging Face model's matrices, the output embedding left out: `all-linear`."""
+def linear_names(lm: Any, among: Collection[str] = ()) -> list[str]:
+    """The last parts of the names of the matrices of a Hugging Face model that get an adapter: of those whose names end
+    in one of `among`, or of all but the output embedding (`all-linear`). No router does (`router_names`)."""
+    head, ends = lm.get_output_embeddings(), tuple(f".{name}" for name in among)
+    names = [name for name, m in _linear_layers(lm) if m is not head]
+    chosen = {name.rpartition(".")[2] for name in names if not among or f".{name}".endswith(ends)}
+    return sorted(chosen - set(router_names(lm)))
+
+
+def router_names(lm: Any) -> list[str]:
+    """The last parts of the names of routers that are linear layers by their class, but return chosen experts too."""
+    return sorted({name.rpartition(".")[2] for name, m in _linear_layers(lm) if type(m).__name__.endswith("Router")})
+
+
+def _linear_layers(lm: Any) -> list[tuple[str, Any]]:
     from torch import nn
 
-    head = lm.get_output_embeddings()
-    return sorted(
-        {name.rpartition(".")[2] for name, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    )
+    return [(name, m) for name, m in lm.named_modules() if isinstance(m, nn.Linear)]

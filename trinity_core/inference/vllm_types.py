@@ -89,17 +89,18 @@ ADAPTER = 1
 
 
 def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
-    """One adapter on the matrices that the trainer's is on: any other, as the output embedding, would cost time."""
-    modules = settings.lora_modules
-    if not modules:
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+    """One adapter on the matrices that the trainer's is on: any other, as the output embedding, would cost time.
 
-        trusted = settings.trust_remote_code
-        config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
-        with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **OWN_ATTENTION)
-        modules = tuple(linear_names(lm))
+    Names that the model lacks are left out, as peft leaves them out, unless it lacks all: then the engine refuses them.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trusted = settings.trust_remote_code
+    config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **OWN_ATTENTION)
+    modules = linear_names(lm, settings.lora_modules) or settings.lora_modules
     rank = min(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(modules)}
 

@@ -18,6 +18,7 @@ from trinity_core.checkpoints.adapters import (
     is_adapter,
     plain_name,
     read_tensors,
+    router_names,
     scaling,
     start_fault,
 )
@@ -72,11 +73,11 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     import peft
     from peft.tuners.lora.layer import ParamWrapper
 
-    config = adapter_config(lora, base)
-    routers = [name for name, module in lm.named_modules() if type(module).__name__.endswith("Router")]
+    config = adapter_config(lora, base, router_names(lm))
     settings = peft.LoraConfig(
         r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
-        exclude_modules=routers or None, lora_dropout=lora.lora_dropout if dropout else 0.0, task_type="CAUSAL_LM",
+        exclude_modules=config.get("exclude_modules"), lora_dropout=lora.lora_dropout if dropout else 0.0,
+        task_type="CAUSAL_LM",
     )  # fmt: skip
     dtype = next(p.dtype for p in lm.parameters() if p.is_floating_point())
     head = lm.get_output_embeddings()

@@ -29,8 +29,11 @@ POSITIONS = (
 """Keys of config.json that give a model's positions; the smallest counts. `model_max_length` overrides them."""
 SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """RoPE types whose `max_position_embeddings` includes their factor, as vLLM reads them."""
+GATED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Families (`model_type`) with an expert that all tokens share, behind a gate of its own."""
 SHARED_EXPERT = {"gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
-"""Matrices of Qwen 2 MoE whose adapters vLLM applies otherwise than peft: benchmarks/model_families.py --lora."""
+"""Its matrices: vLLM, in which they are one class, never reads the gate's adapter, and computed otherwise with those of
+Qwen 2 MoE (benchmarks/model_families.py --lora)."""
 COMPUTED_OTHERWISE = ("gpt_neox", "gpt_oss")
 """Families (`model_type`) whose log-probs in vLLM are not those of transformers, or not once weights were loaded again
 (gpt-oss: its experts and sinks stay as they were): benchmarks/model_families.py."""
@@ -92,7 +95,7 @@ def _named_models(config: Config, is_first: bool) -> list[tuple[str, str, bool]]
 
 def _unapplied(model_path: str, lora: LoraConfig) -> str:
     """Why engines would sample as if an adapter were not there; "" if they do not."""
-    if _model_type(model_path) == "qwen2_moe" and (shared := SHARED_EXPERT & set(lora.modules or SHARED_EXPERT)):
+    if _model_type(model_path) in GATED_EXPERT and (shared := SHARED_EXPERT & set(lora.modules or SHARED_EXPERT)):
         return (
             f"puts an adapter on {min(shared)} of the expert that all tokens share, with which vLLM computes other "
             "log-probs than the trainer: name the others, q_proj, k_proj, v_proj, o_proj."
