@@ -73,6 +73,13 @@ QWEN3 = Family(  # thoughts stand in the last answer alone, and are empty where 
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[one<|im_end|>]\n"
     "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\n[<think>\n\n</think>\n\ntwo<|im_end|>]\n",
 )
+SPLITS = (  # as Qwen3's own
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set t = m.reasoning_content %}{% set c = m.content %}"
+    "{% if t is not string and '</think>' in c %}{% set t = c.split('</think>')[0].split('<think>')[-1].strip() %}"
+    "{% set c = c.split('</think>')[-1].strip() %}{% endif %}"
+    "{% if t %}<think>\n{{ t }}\n</think>\n\n{% endif %}{{ c }}<|im_end|>\n{% endfor %}"
+    + ASK + "<|im_start|>assistant\n{% endif %}"
+)  # fmt: skip
 LLAMA = Family(
     "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
     "<|python_tag|>{% for k, v in m.tool_calls[0].function.arguments | items %}{{ k + '=' + v }}{% endfor %}"
@@ -359,6 +366,35 @@ def test_thoughts_are_given_by_the_name_that_the_template_reads() -> None:
             assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens[encoded.answer]).startswith("<think>\nhm\n")
     with raising(DataError, key="messages"):
         demonstration({"messages": [TALK[0], TALK[1] | {"thinking": ["hm"]}]}, FormatConfig(prompt_type="messages"))
+
+
+def test_thoughts_that_the_text_holds_already_are_not_written_twice() -> None:
+    for name in ("reasoning", "thinking"):
+        answer = {"role": "assistant", "content": "<think>\nhm\n</think>\n\none", name: "hm"}
+        conversation = demonstration({"messages": [TALK[0], answer]}, FormatConfig(prompt_type="messages"))
+        (encoded,) = ChatEncoder(encoder_of(QWEN3).tokenizer, SPLITS).conversations([conversation])
+        assert isinstance(encoded, EncodedConversation)
+        assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens).count("hm") == 1
+
+
+def test_a_history_of_thoughts_beside_text_beside_calls_is_left_to_the_template() -> None:
+    """gpt-oss's refuses one that gives the text and `thinking`."""
+    template = CHATML.template.replace(
+        "{{ m.content }}",
+        "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}{{ m.content }}",
+    )
+    called = {**WORK[1], "content": "Let me see.", "reasoning_content": "hm"}
+    row = {"messages": [TALK[0], called, *WORK[2:]]}
+    conversation = demonstration(row, FormatConfig(prompt_type="messages"))
+    (encoded,) = ChatEncoder(encoder_of(CHATML).tokenizer, template).conversations([conversation])
+    assert isinstance(encoded, EncodedConversation)
+
+
+def test_half_a_surrogate_pair_and_a_users_switch_are_no_lost_thoughts() -> None:
+    row = {"messages": [{**TALK[0], "thinking": True}, {**TALK[1], "reasoning_content": "h\ud800m"}]}
+    conversation = demonstration(row, FormatConfig(prompt_type="messages"))
+    (encoded,) = encoder_of(QWEN3).conversations([conversation])
+    assert isinstance(encoded, EncodedConversation)
 
 
 def test_a_template_that_writes_no_thoughts_when_told_so_is_named() -> None:

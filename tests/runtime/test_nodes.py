@@ -25,8 +25,9 @@ from trinity_core.inference.settings import EngineSettings, policy_engine
 from trinity_core.runtime import nodes
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.gpus import Gpu
 from trinity_core.runtime.placement import Machine, Placement, place
-from trinity_core.runtime.preflight import checks
+from trinity_core.runtime.preflight import checks, stage_plan
 from trinity_core.runtime.preflight.resource_estimate import Room
 
 HERE = Path(__file__).parent
@@ -266,8 +267,9 @@ def without_model(config: Config, gpu_per_node: int, places: nodes.Bundles, node
 
 def cramped(config: Config, gpu_per_node: int, places: nodes.Bundles, node: int) -> list[Finding]:
     """A node whose GPUs have a MiB each."""
-    room = Room(1 << 60, gpu_memory=1 << 20 if TWO in os.environ else 1 << 40, disk=1 << 60)
-    with mock.patch.object(checks, "room_for", lambda job_dir: room):
+    memory = 1 << 20 if TWO in os.environ else 1 << 40
+    room, gpus = Room(1 << 60, gpu_memory=memory, disk=1 << 60), [Gpu("0", "GPU-0", memory=memory)]
+    with mock.patch.object(checks, "room_for", lambda _: room), mock.patch.object(stage_plan, "survey", lambda: gpus):
         return nodes.look_for_room(config, gpu_per_node, places, node)
 
 

@@ -56,12 +56,16 @@ def test_parameters_that_a_class_freezes_stay_frozen(families, tmp_path):
     assert {name.rpartition(".")[2] for name in frozen} == {"e_score_correction_bias"}
 
 
-def test_weights_that_are_read_in_float32_are_partitioned(families, make_config, tmp_path):
+@pytest.mark.parametrize("stage", [{"trainer__zero_stage": 3}, {"trainer__optimizer_offload": True}], ids=["3", "2"])
+def test_weights_that_are_read_in_float32_are_cast_alike(families, make_config, tmp_path, stage):
+    """Those of the reference as those of the policy: before the first step they are one model."""
     families.save_model("ernie4_5_moe", tmp_path / "model")
-    config = make_config(model__model_path=tmp_path / "model", trainer__zero_stage=3, trainer__dtype="bfloat16")
+    penalty = {"algorithm__kl_loss_fn": "abs", "algorithm__kl_loss_fn_args": {"kl_coef": 0.1}}
+    config = make_config(model__model_path=tmp_path / "model", trainer__dtype="bfloat16", **stage, **penalty)
     learner = Learner(config, 4, join(0, 1, *meeting_point(), use_gpu=False))
     rows = [replace(row, tokens=row.tokens % families.SIZES["vocab_size"]) for row in make_batch(1)]
-    assert learner.step(rows, 1)["actor/grad_norm"] > 0
+    metrics = learner.step(rows, 1)
+    assert metrics["actor/grad_norm"] > 0 and metrics["actor/kl_loss"] == 0
 
 
 def test_gradient_checkpointing_of_a_family_without_it(families, make_config, tmp_path):

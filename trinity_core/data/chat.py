@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trinity_core.data.formats import Conversation, Tool
-from trinity_core.data.messages import Message, with_text_arguments
+from trinity_core.data.messages import Message, thoughts_of, with_text_arguments
 from trinity_core.data.turns import MARK, text_after_mark
 from trinity_core.errors import DataError
 
@@ -369,11 +369,11 @@ def _check_thoughts(answer: Message, written: str) -> None:
     """Raise DataError if the thoughts of an answer, in a field of their own or in its text, are not in what the
     template writes of it: the policy would learn to answer without them."""
     among = _THOUGHTS.search(answer.get("content") or "")
-    thoughts = answer.get("reasoning_content") or (among[1] if among else "")
-    if thoughts.strip() not in written:
+    thoughts = str(thoughts_of(answer) or (among[1] if among else ""))
+    if thoughts.encode(errors="replace").decode().strip() not in written:  # as `render` writes half a surrogate pair
         raise DataError(
             "the chat template leaves out the thoughts of an answer that carries loss; use a template that writes "
-            "them, or weight 0 for that answer"
+            "them, or leave them out of the data"
         )
 
 

@@ -91,11 +91,13 @@ def read_message(raw: Any, key: str) -> Message:
         del message["function_call"]
     if message["role"] == "function":
         message["role"] = "tool"
-    thoughts = next((message[name] for name in THOUGHTS if message.get(name)), "")
-    if not isinstance(thoughts, str):
-        raise column_error(key, f"has an answer whose thoughts are no text: {short(thoughts)}")
-    if thoughts:  # by every name, for each template reads its own
-        message.update(dict.fromkeys(THOUGHTS, thoughts))
+    if message["role"] == "assistant" and (thoughts := thoughts_of(message)):
+        if not isinstance(thoughts, str):
+            raise column_error(key, f"has an answer whose thoughts are no text: {short(thoughts)}")
+        if not (message.get("content") and (message.get("tool_calls") or "</think>" in str(message["content"]))):
+            # by every name, for each template reads its own; but the text may hold them already, and gpt-oss's template
+            # refuses a call with both
+            message.update(dict.fromkeys(THOUGHTS, thoughts))
     if message.get("tool_calls"):
         message["tool_calls"] = _calls(message["tool_calls"], key)
     elif not isinstance(message.get("content"), str | list):
@@ -104,6 +106,11 @@ def read_message(raw: Any, key: str) -> Message:
         message["content"] = _joined(message["content"], key)
     _check_weight(message, key)
     return message
+
+
+def thoughts_of(message: Mapping[str, Any]) -> Any:
+    """The thoughts of an answer in a field of their own, by whichever name; None without."""
+    return next((message[name] for name in THOUGHTS if message.get(name)), None)
 
 
 def without_weight(message: Message) -> Message:

@@ -33,7 +33,7 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
         raise InputError(
             f"the tokenizer of {model_path} is mistral-common's (tekken.json), which takes no chat template; copy "
             "tokenizer.json and its chat template from a conversion of the model",
-            key="model.model_path",
+            key=model_path,
         )
     return tokenizer
 

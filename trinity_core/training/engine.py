@@ -179,6 +179,8 @@ class FrozenModule:
         self.rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
         self._forward: Any = self.module
         if settings.zero_stage < 3:
+            if settings.zero_stage:
+                _cast(module, settings.dtype)
             if ranks.world_size > 1:  # rank 0 alone has read the weights
                 self.module.to(self._device)
                 broadcast(self.module, ranks)
@@ -274,10 +276,16 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
     if settings.zero_stage == 3:
         import deepspeed
 
-        for p in module.parameters():  # ERNIE 4.5's router is read in float32; under ZeRO 2 DeepSpeed casts it
-            p.data = p.data.to(settings.dtype) if p.is_floating_point() else p.data
+        _cast(module, settings.dtype)
         deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=settings.dtype)
     module.to(device)
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters that are read in another dtype, such as ERNIE 4.5's router in float32, as DeepSpeed casts those
+    that it trains below ZeRO 3."""
+    for p in module.parameters():
+        p.data = p.data.to(dtype) if p.is_floating_point() else p.data
 
 
 def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str, Any]:
