@@ -71,7 +71,7 @@ def what_is_there(config: Config) -> str:
         return ""
     state = record.present_state
     present = f"The run {escaped(f'{config.project}/{config.name}')} is there already ({state.value})"
-    if config.explores_alone or (config.mode == "train" and not config.is_supervised):
+    if config.is_part:
         return f"{present}, and this part joins it."
     return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."
 

@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints import adapters, megatron
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.checkpoints.commit import damage
-from trinity_core.checkpoints.hub_names import HubNames
+from trinity_core.checkpoints.hub_names import HubNames, Tensors
 from trinity_core.checkpoints.shards import load_shard, shard_files
 from trinity_core.checkpoints.shards import merge as merge_shards
 from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
@@ -38,7 +38,6 @@ from trinity_core.weights_digest import model_folder, weight_files
 if TYPE_CHECKING:
     import torch
 
-Tensors: TypeAlias = "dict[str, torch.Tensor]"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_FILE = "5GB"
 """Larger models are split into files of this size with an index, as transformers does."""

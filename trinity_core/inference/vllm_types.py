@@ -94,10 +94,9 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
     Names that the model lacks are left out, as peft leaves them out, unless it lacks all: then the engine refuses them.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    trusted = settings.trust_remote_code
-    config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
+    config, trusted = _model_config(settings), settings.trust_remote_code
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **OWN_ATTENTION)
     modules = linear_names(lm, settings.lora_modules) or settings.lora_modules
@@ -168,12 +167,15 @@ def kv_bytes_of_a_token(settings: EngineSettings) -> int:
 
 def text_config(settings: EngineSettings) -> Any:
     """transformers' configuration of the language model."""
+    return _model_config(settings).get_text_config()
+
+
+def _model_config(settings: EngineSettings) -> Any:
+    """transformers' configuration of the whole model."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        settings.model_path, trust_remote_code=settings.trust_remote_code, **settings.model_overrides
-    )
-    return config.get_text_config()
+    trusted = settings.trust_remote_code
+    return AutoConfig.from_pretrained(settings.model_path, trust_remote_code=trusted, **settings.model_overrides)
 
 
 def _sizes(settings: EngineSettings) -> dict[str, Any]:

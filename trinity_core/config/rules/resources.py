@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.findings import Finding
 from trinity_core.config.resolve import draws_by, expert_share, replay_args
 from trinity_core.config.schema import Config
@@ -125,9 +124,7 @@ def synchronizer_rules(config: Config) -> Iterator[Finding]:
     method = SYNC_METHODS.get(name)
     if method is None:
         return
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    apart = config.explores_alone or (config.mode == "train" and known is not None and known.uses_rollouts)
-    if apart and not method.separate_runs:
+    if config.is_part and not method.separate_runs:
         allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
         why = f" (algorithm_type {config.algorithm.algorithm_type} has an explorer)" if config.mode == "train" else ""
         message = f"must be {' or '.join(allowed)} in mode {config.mode}{why}: explorer and trainer are separate runs."

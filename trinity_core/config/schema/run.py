@@ -206,6 +206,12 @@ class Config(Section):
         return self.mode in ("explore", "serve")
 
     @property
+    def is_part(self) -> bool:
+        """True if explorer and trainer are separate runs, of which this is one."""
+        known = ALGORITHMS.get(self.algorithm.algorithm_type)
+        return self.explores_alone or (self.mode == "train" and known is not None and known.uses_rollouts)
+
+    @property
     def explores(self) -> bool:
         """Whether an explorer of this run produces experiences."""
         return self.mode in ("both", "explore", "serve")
