@@ -261,7 +261,7 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
 
 
 @cache
-def _learnt() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _learnt() -> tuple[dict[str, int], Any]:
     """The vocabulary and the merges of the tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
