@@ -439,7 +439,8 @@ def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
 
 
 def part_resume(scale: Scale) -> Result:
-    """A checkpoint is saved and loaded, and the next step taken twice: how far apart the two are."""
+    """Two checkpoints are copied, each beside the step that follows, and written; the second is loaded, and its next
+    step taken twice more: what the copies cost, and how far apart the three steps are."""
     from trinity_core.training.checkpoint import copy, largest_file, load
     from trinity_core.training.distributed import join, meeting_point
     from trinity_core.training.learner import Learner
@@ -451,32 +452,37 @@ def part_resume(scale: Scale) -> Result:
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         config = config_for(scale, model, folder, *HOW["whole_checkpointing"])
         learner = Learner(config, 4, ranks)
-        rows = random_rows(scale, learner.model_config.vocab_size)
-        learner.step(rows, 1)
-        saved = Path(folder) / "saved"
-        saved.mkdir()
-        seconds = [time.perf_counter()]
-        writer = CheckpointWriter(ranks)
-        with writer.start(1, saved, [0], largest_file(learner), lambda written: None) as copying:
-            copy(learner, 1, copying)
-        seconds.append(time.perf_counter())
+        rows, out, writer = random_rows(scale, learner.model_config.vocab_size), Result(), CheckpointWriter(ranks)
+
+        def take(step: int) -> dict[str, torch.Tensor]:
+            began = time.perf_counter()
+            learner.step(rows, step)
+            settle(ranks.device)
+            out["step_s"] = time.perf_counter() - began
+            return {name: w.cpu().clone() for name, w in weights(learner.engine)}
+
+        take(1)
+        for turn, name in enumerate(("", "_again"), start=1):  # the first makes the place in the machine's memory
+            saved, began = Path(folder) / f"saved{turn}", time.perf_counter()
+            saved.mkdir()
+            with writer.start(turn, saved, [0], largest_file(learner), lambda written: None) as copying:
+                copy(learner, turn, copying)
+            out[f"copy{name}_s"] = time.perf_counter() - began
+            states = [take(turn + 1)]
+            out[f"step_beside_copy{name}_s"] = out["step_s"]
+            writer.until_written()
+            out[f"write{name}_s"] = time.perf_counter() - began
         writer.close()
-        written = time.perf_counter() - seconds[0]
-        states = []
         for _ in range(2):
-            seconds.append(time.perf_counter())
+            began = time.perf_counter()
             load(learner, saved)
-            seconds.append(time.perf_counter())
-            learner.step(rows, 2)
-            states.append({name: w.cpu().clone() for name, w in weights(learner.engine)})
-    first, second = states
-    differing = sum(int((first[name] != second[name]).sum()) for name in first)
-    most = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
-    return {
-        "copy_s": seconds[1] - seconds[0], "write_s": written, "load_s": seconds[3] - seconds[2],
-        "largest_difference": most,
-        "differing_share": differing / sum(w.numel() for w in first.values()), "exact": not differing,
-    }  # fmt: skip
+            out["load_s"] = time.perf_counter() - began
+            states.append(take(3))
+    first, *others = states
+    differing = sum(int((first[name] != other[name]).sum()) for other in others for name in first)
+    most = max(float((first[name].float() - other[name].float()).abs().max()) for other in others for name in first)
+    out |= {"largest_difference": most, "exact": not differing}
+    return out | {"differing_share": differing / sum(2 * w.numel() for w in first.values())}
 
 
 def part_engine(scale: Scale) -> Result:

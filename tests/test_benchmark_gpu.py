@@ -28,7 +28,7 @@ PARTS = {
     },
     "host": {"bfloat16", "bfloat16_checkpointing", "float32_lora", "bfloat16_zero2_offload"},
     "steps": {"whole", "whole_checkpointing", "zero2_offload", "zero3_checkpointing"},
-    "resume": {"copy_s", "write_s", "load_s", "exact"},
+    "resume": {"copy_s", "copy_again_s", "step_s", "step_beside_copy_again_s", "write_s", "load_s", "exact"},
     "engine": {"eager", "lora"},
     "coexist": {"engine_resting_gib", "trainer_resting_gib", "at_once_s"},
 }
