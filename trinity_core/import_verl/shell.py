@@ -1,353 +1,208 @@
-"""Shell scripts, read and never run: the words of each command, with the values that the script itself gives.
+"""The commands of a shell script with their words, as bash expands them; none of them is started.
 
-Covered is what veRL's examples are written in: variables, arrays, arguments, `${…}` and `$((…))`, `if`, `&&` and `||`,
-pipelines, `case`, `for … in …`, functions, groups and subshells. Whatever else decides what is run, or changes a
-variable in a way that is not followed (`while`, `mapfile`, `{1..3}` …), raises UnreadableShell.
-
-What only a running shell knows counts as false, failed, not set or without output, and `ShellScript.assumptions` says
-so. Within words a variable of the environment becomes a mark (`variable`), and the output of a command another
-(`unknown`). That is why a real bash is not asked: without its machine it would give empty words in their place, and
-its commands would have to run to be known.
+bash itself runs the script: restricted (`set -r`: it starts no program by a path and opens no file to write), without
+an environment, and with a PATH on which nothing is, so that every command which is not bash's own ends in
+`command_not_found_handle`, which records its words. What only the machine of the training knows is a mark within a
+word: a variable that the script does not set (`$HOME`), the output of a command (`$(date)`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from trinity_core.import_verl import shell_syntax as syntax
-from trinity_core.import_verl.conditions import (
-    UNKNOWN,
-    Field,
-    holds,
-    joined,
-    pattern,
-    plain,
-    taken_as_unset,
-    unknown,
-)  # fmt: skip
-from trinity_core.import_verl.shell_parser import Parser
-from trinity_core.import_verl.shell_syntax import Assignment, Chain, Command, UnreadableShell
-from trinity_core.import_verl.shell_words import ShellWords
+VARIABLE, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
+"""Characters for private use: they begin and end a mark within a word."""
+_SPACE = "\ue003"
+"""A space within a mark: bash splits no word there."""
+_ALWAYS_SET = ("HOME", "USER", "LOGNAME", "HOSTNAME")
+"""Environment variables that have a value wherever a script runs."""
+_SECONDS = 20.0
+_BEGIN, _WORD_END = "\x1d", "\x1e"
 
-_NOT_FOLLOWED = ("break", "continue", "getopts", "mapfile", "readarray", "let", "shopt", "enable", "alias")
-_FLAGS = "aehuvxbfmBCET"
-"""Options of `set` that change no word of the commands that are run."""
-_DEEPEST = 40
-"""Functions that call each other."""
+_PRELUDE = f"""\
+exec 9>&1 >/dev/null </dev/null
+__record() {{  # word by word, each by one write: the commands of a pipeline record at the same time
+    local line word
+    for line in "${{BASH_LINENO[@]}}"; do ((line > PRELUDE_LINES)) && break; done
+    for word in "{_BEGIN}$line $((BASH_SUBSHELL > 0 || __ASKED))" "$@"; do
+        printf '%s %s{_WORD_END}' "$BASHPID" "$word"
+    done
+}} >&9
+command_not_found_handle() {{
+    __record "$@"
+    local IFS=' ' text
+    text="$*"
+    ((BASH_SUBSHELL)) && printf '{UNKNOWN}$(%s){END}' "${{text// /{_SPACE}}}"
+    return "$__ASKED"
+}}
+__ASKED=0
+__asked() {{ local __ASKED=1; "$@"; }}
+basename() {{ local name="${{1%/}}"; name="${{name##*/}}"; printf '%s\\n' "${{name%"${{2-}}"}}"; }}
+pwd() {{ printf '%s\\n' "$PWD"; }}
+exec() {{ (($# == 0)) || {{ "$@"; builtin exit; }}; }}
+exit() {{ local code=$?; __record exit "$@"; builtin exit "${{1-$code}}"; }}
+source() {{ __record source "$@"; }}
+.() {{ __record source "$@"; }}
+cd() {{ PWD='{UNKNOWN}$PWD{END}'; }}; pushd() {{ cd; }}; popd() {{ cd; }}
+kill() {{ :; }}
+BASH_ARGV0=SCRIPT PWD='{VARIABLE}PWD{END}' PATH=/nonexistent
+trap '' PIPE  # the next command of a pipeline has ended before it reads
+set -rT
+trap 'set +eux +o pipefail' DEBUG
+"""
+_FILE = r"""\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>"'])+"""
+_REDIRECTION = re.compile(
+    r"""(?P<kept>\\.|'[^']*'|"(?:\\.|[^"\\])*"|\(\(.*?\)\)|\[\[.*?\]\]|(?<!\S)\#[^\n]*|<<<)"""
+    r"""|(?P<document><<-?\s*(?P<quote>["']?)(?P<end>\w+)(?P=quote))(?P<rest>[^\n]*)(?P<body>\n(?:.*?\n)??\t*(?P=end)(?!\S))"""
+    rf"|(?:\d*|&)(?:>>|>\||>|<)(?![&<>(]){_FILE}",
+    re.DOTALL,
+)
+"""A file that a command reads or writes; first, what only looks like one: quoted, compared, in a here-document."""
+_PROGRAM = re.compile(r"(?m)(^|[\s;&|(`])(?:[\w.~{}$-]*/)+(?=(?:python[\d.]*|torchrun|accelerate|deepspeed|ray)\s)")
+_OF_BASH = re.compile(r"(?m)(^|[\s;&|(])(?=(?:PATH|SHELL|ENV|BASH_ENV)=)")
+_CONDITION = re.compile(
+    r"(?m)((?:^|[;&|]|\b(?:then|else|do)\b)[ \t]*(?:(?:if|elif)[ \t]+(?:![ \t]+)?|while[ \t]+))(?=[A-Za-z_])"
+)
+_NAME = r"([A-Za-z_]\w*)"
+_USED = re.compile(rf"\$\{{?{_NAME}")
+_ASSIGNED = re.compile(
+    rf"(?:^|[\s;&|(]){_NAME}(?:\[\w*\])?\+?=|\b(?:for|read|mapfile|readarray)\s+(?:-\w+\s+)*{_NAME}", re.M
+)
+_DEFAULT_OR_TEST = re.compile(rf"\$\{{{_NAME}:?[-+=?]|(?<![^\s;!(])\[\[?\s[^\]\n]*")
+_SET_BY_BASH = {"BASH_SOURCE", "PWD", "PATH", "RANDOM", "UID", "EUID", "SECONDS", "LINENO", "OSTYPE", "FUNCNAME"}
+_COMPLAINT = re.compile(r"(?m)^.*?: line (\d+): (?!.*write error: Broken pipe)(.*)$")
+
+
+class UnreadableShell(Exception):
+    """A script that bash does not understand or that does not end; `line` is None where there is no place for it."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.line = line
 
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A simple command."""
+    """A command that is not bash's own, or `exit`."""
 
     line: int
     """Line of the script, from 1."""
+    is_asked: bool
+    """Whether the script goes on with its output, or by its success."""
     words: list[str]
     """Its words, expanded."""
 
 
-class _Leave(Exception):
-    """`exit`, or `return` of a function."""
+@dataclass(frozen=True)
+class ShellRun:
+    """What a script would run."""
 
-    def __init__(self, exits: bool) -> None:
-        super().__init__()
-        self.exits = exits
+    commands: list[ShellCommand]
+    unset: list[str]
+    """Variables of the environment that were taken as not set."""
+    failures: dict[int, str]
+    """What bash itself complained about, by line."""
 
 
-class ShellScript(ShellWords):
-    """The commands of a script that are run, with the variables that stand above each."""
+def dry_run(text: str, arguments: Sequence[str] = (), name: str = "script.sh") -> ShellRun:
+    """What the script `name` would run if it were called with `arguments`. Raises UnreadableShell."""
+    text = text.replace("\r\n", "\n")
+    prelude, (marks, unset) = _PRELUDE.replace("SCRIPT", shlex.quote(name)), _environment(text)
+    lines = prelude.count("\n")
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "script")
+        script.write_text(prelude.replace("PRELUDE_LINES", str(lines)) + _harmless(text), encoding="utf-8")
+        (work := Path(folder, "work")).mkdir()
+        recorded, complaints = _bash([str(script), *arguments], work, marks)
+    failures = {int(line) - lines: reason for line, reason in _COMPLAINT.findall(complaints)}
+    for line, reason in failures.items():
+        if "syntax error" in reason or "unexpected EOF" in reason:
+            raise UnreadableShell(reason, line)
+    return ShellRun(_commands(recorded, lines), unset, failures)
 
-    def __init__(self, text: str, arguments: Sequence[str] = ()) -> None:
-        """`arguments` are what the script would be called with."""
-        self._text = text.replace("\r\n", "\n")
-        super().__init__(arguments)
-        self._scopes: list[dict[str, list[str] | None]] = []
-        """Local variables of each function that runs, with their values outside of it."""
-        self._silent: dict[str, None] = {}
-        self._asks = self._guarded = self._errexit = self._pipefail = False
-        """Within a condition; where a failure ends nothing; `set -e`; `set -o pipefail`."""
 
-    @property
-    def assumptions(self) -> list[str]:
-        """What was assumed of the shell that would run the script, as sentences."""
-        names, hint = ", ".join(self._unset), "to import other values, set them in the script"
-        unset = [f"{names}: variables of the environment were taken as not set ({hint})."] if names else []
-        silent = (f"`{command}` was taken to give no words." for command in self._silent)
-        return [*unset, *(f"`{command}` was taken to fail." for command in self._failed), *silent]
+def variable(name: str) -> str:
+    """The mark of an environment variable that the script does not set."""
+    return f"{VARIABLE}{name}{END}"
 
-    def commands(self) -> Iterator[ShellCommand]:
-        """Each command other than an assignment, in the order in which they are run. Raises UnreadableShell."""
-        tree = Parser(self._text).script()
-        try:
-            yield from self._run(tree)
-        except _Leave:
-            return
 
-    # commands
+def shown(text: str) -> str:
+    """A text with its marks as a script has them."""
+    for mark, character in ((VARIABLE, "$"), (UNKNOWN, ""), (END, ""), (_SPACE, " ")):
+        text = text.replace(mark, character)
+    return text
 
-    def _run(self, chains: Sequence[Chain]) -> Iterator[ShellCommand]:
-        for chain in chains:
-            if chain.background:
-                yield from self._isolated(self._chain(chain))
-                self._end(0)
-            else:
-                yield from self._chain(chain)
 
-    def _chain(self, chain: Chain) -> Iterator[ShellCommand]:
-        guarded, (_, last) = self._guarded, chain.items[-1]
-        for sign, pipeline in chain.items:
-            if sign and (self._code == 0) is not (sign == "&&"):
-                continue
-            self._guarded = is_guarded = guarded or pipeline is not last or pipeline.negated
-            yield from self._pipeline(pipeline)
-            if self._errexit and self._code and not (is_guarded or self._assumed or _is_compound(pipeline)):
-                raise _Leave(exits=True)
-        self._guarded = guarded
+def _harmless(text: str) -> str:
+    """The script with what restricted bash refuses left out, and with conditions that know that they are some."""
+    text = _OF_BASH.sub(r"\1OF_", _PROGRAM.sub(r"\1", _without_files(text)))
+    return _CONDITION.sub(r"\1__asked ", re.sub(r"\$\{?BASH_SOURCE(\[0\])?\}?", "$0", text))
 
-    def _pipeline(self, pipeline: syntax.Pipeline) -> Iterator[ShellCommand]:
-        codes = []
-        for command in pipeline.commands:
-            run = self._command(command)
-            yield from run if len(pipeline.commands) == 1 else self._isolated(run)
-            codes.append(self._code)
-        if self._pipefail:
-            self._code = next((code for code in reversed(codes) if code), 0)
-        if pipeline.negated:
-            self._code = int(not self._code)
 
-    def _isolated(self, commands: Iterator[ShellCommand]) -> Iterator[ShellCommand]:
-        """Commands of a subshell, which changes nothing outside of itself."""
-        kept = self._values.copy(), self._functions.copy(), self._arguments, self._called
-        flags = self._asks, self._guarded, self._errexit, self._pipefail
-        depth = len(self._scopes)
-        with suppress(_Leave):
-            yield from commands
-        del self._scopes[depth:]
-        self._values, self._functions, self._arguments, self._called = kept
-        self._asks, self._guarded, self._errexit, self._pipefail = flags
+def _without_files(text: str) -> str:
+    def left(found: re.Match[str]) -> str:
+        if found["document"]:
+            return f"{found['document']}{_without_files(found['rest'])}{found['body']}"
+        return found["kept"] or " "
 
-    def _command(self, command: Command) -> Iterator[ShellCommand]:
-        match command:
-            case syntax.Simple():
-                yield from self._simple(command)
-            case syntax.Test():
-                fields = [[(word, True)] if isinstance(word, str) else self._unsplit(word) for word in command.words]
-                self._unset |= dict.fromkeys(name for field in fields for name in taken_as_unset(joined(field)))
-                try:
-                    self._end(holds(fields, self._text_of), command.text)
-                except ValueError:
-                    raise UnreadableShell(command.line, f"`{command.text}`") from None
-            case syntax.If():
-                yield from self._if(command)
-            case syntax.For():
-                yield from self._for(command)
-            case syntax.Case():
-                yield from self._case(command)
-            case syntax.Function():
-                self._functions[command.name] = command.body
-                self._end(0)
-            case syntax.Group():
-                body = self._run(command.body)
-                yield from self._isolated(body) if command.isolated else body
+    return _REDIRECTION.sub(left, text)
 
-    def _if(self, command: syntax.If) -> Iterator[ShellCommand]:
-        for condition, body in command.branches:
-            before = self._asks, self._guarded
-            self._asks = self._guarded = True
-            self._end(0)
-            yield from self._run(condition)
-            self._asks, self._guarded = before
-            if self._code == 0:
-                yield from self._run(body)
-                return
-        self._end(0)
 
-    def _for(self, command: syntax.For) -> Iterator[ShellCommand]:
-        fields = self._without_unset([field for word in command.words for field in self._fields(word)])
-        globs = (re.search(r"[*?\[]", text) for field in fields for text, quoted in field if not quoted)
-        if any(globs) or any(UNKNOWN in text for field in fields for text, _ in field):
-            self._silent[command.text] = None
-            fields = []
-        self._end(0)
-        for field in fields:
-            self._assign(command.line, command.name, [joined(field)])
-            yield from self._run(command.body)
+def _environment(text: str) -> tuple[dict[str, str], list[str]]:
+    """Marks of the variables that a script takes from its environment; those that it asks for before it sets them."""
+    first: dict[str, int] = {}
+    for found in _ASSIGNED.finditer(text):
+        first.setdefault(found[1] or found[2], text.find("\n", found.start() + 1) % (len(text) + 1))
+    asked: dict[str, int] = {}
+    for found in _DEFAULT_OR_TEST.finditer(text):
+        for name in [found[1]] if found[1] else _USED.findall(found[0]):
+            asked.setdefault(name, found.start())
+    used = {*_USED.findall(text)} - {*first, *asked} - _SET_BY_BASH
+    unset = [name for name, place in asked.items() if place < first.get(name, place + 1) and name not in _SET_BY_BASH]
+    return {name: variable(name) for name in (*_ALWAYS_SET, *used)}, [name for name in unset if name not in _ALWAYS_SET]
 
-    def _case(self, command: syntax.Case) -> Iterator[ShellCommand]:
-        word = self._single(command.word)
-        self._unset |= dict.fromkeys(taken_as_unset(word))
-        self._end(0)
-        for text, patterns, body in command.clauses:
-            for glob in patterns:
-                known = pattern(self._unsplit(glob)) if glob == (syntax.Text("*"),) or plain(word) is not None else None
-                if known is None:
-                    self._failed[text] = None
-                elif known.fullmatch(plain(word) or ""):
-                    yield from self._run(body)
-                    return
 
-    def _simple(self, command: syntax.Simple) -> Iterator[ShellCommand]:
-        declared = [
-            (word, self._value_of(word)) if isinstance(word, Assignment) else [*self._fields(word)]
-            for word in command.words
-        ]
-        fields = [field for word in declared if isinstance(word, list) for field in word]
-        words = [joined(field) for field in fields]
-        for file in command.redirected:
-            self._single(file)
-        if not words:
-            values = [self._assigned(assignment, self._value_of(assignment)) for assignment in command.assignments]
-            silent = self._asks and any(UNKNOWN in text for value in values for text in value)
-            self._end(None if silent else 0, command.text)
-            return
-        if words[0] in self._functions:
-            yield from self._call(command, words)
-            return
-        for assignment in command.assignments:
-            self._value_of(assignment)
-        if words[0] in syntax.DECLARE:
-            self._declare(command, words, [word for word in declared if isinstance(word, tuple)])
+def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, str]:
+    """What bash records, and what it complains about."""
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UnreadableShell("bash, which reads scripts, was not found")
+    process = subprocess.Popen(
+        [bash, "--norc", *command], cwd=folder, env={**variables, "LC_ALL": "C.UTF-8"}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UnreadableShell(f"does not end within {_SECONDS:.0f} s where no program is run") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def _commands(recorded: str, skipped: int) -> list[ShellCommand]:
+    by_process: dict[str, ShellCommand] = {}
+    commands: list[ShellCommand] = []
+    for written in recorded.split(_WORD_END)[:-1]:
+        process, _, word = written.partition(" ")
+        if word.startswith(_BEGIN):
+            line, is_asked = word.removeprefix(_BEGIN).split()
+            by_process[process] = ShellCommand(int(line) - skipped, is_asked == "1", [])
+            commands.append(by_process[process])
         else:
-            value = self._builtin(command, words, fields)
-            self._end(value, command.text)
-            self._assumed = value is None or (
-                value is True and words[0] not in ("true", ":", "set", "shift", "test", "[")
-            )
-        yield ShellCommand(command.line, words)
-        if words[0] == "exit" or (words[0] == "return" and self._scopes) or (words[0] == "exec" and len(words) > 1):
-            raise _Leave(exits=words[0] != "return")
-
-    def _call(self, command: syntax.Simple, words: list[str]) -> Iterator[ShellCommand]:
-        """A function with its arguments, and the assignments before its name."""
-        if len(self._scopes) >= _DEEPEST:
-            raise UnreadableShell(command.line, f"the function `{words[0]}` within itself")
-        before = self._arguments, self._called, self._asks
-        self._arguments, self._called = words[1:], False
-        self._scopes.append({})
-        for assignment in command.assignments:
-            value = self._value_of(assignment)
-            self._local(assignment.name)
-            self._assigned(assignment, value)
-        self._end(0)
-        try:
-            yield from self._command(self._functions[words[0]])
-        except _Leave as leave:
-            if leave.exits:
-                raise
-        self._arguments, self._called, self._asks = before
-        for name, outer in self._scopes.pop().items():
-            self._values.pop(name, None)
-            self._values |= {} if outer is None else {name: outer}
-
-    def _end(self, value: bool | int | None, text: str = "") -> None:
-        """The end of a command: True or False as a condition, its exit code, or None for what only a machine knows."""
-        self._assumed = value is None
-        self._code = 1 if value is None else value if type(value) is int else int(not value)
-        if value is None:
-            self._failed[" ".join(text.split())] = None
-
-    def _builtin(self, command: syntax.Simple, words: list[str], fields: list[Field]) -> bool | int | None:
-        """The outcome of a command of the shell, or of another one."""
-        match words:
-            case ["false", *_]:
-                return False
-            case ["return" | "exit", *code]:
-                if words[0] == "return" and not self._scopes:
-                    return False
-                if not code or code[0] == unknown("$?"):
-                    return None if self._assumed and self._code else self._code
-                return int(code[0]) % 256 if re.fullmatch(r"[0-9]+", code[0]) else None if UNKNOWN in code[0] else 2
-            case ["[" | "test", *_]:
-                arguments = self._without_unset(fields)
-                self._unset |= dict.fromkeys(name for field in arguments for name in taken_as_unset(joined(field)))
-                if words[0] == "[" and words[-1] != "]":
-                    return False
-                arguments = arguments[1 : len(arguments) - (words[0] == "[")]
-                try:
-                    return holds(arguments) if arguments else False
-                except ValueError:  # as a shell, which says what it expects
-                    return False
-            case ["shift", *count]:
-                if not re.fullmatch(r"[0-9]*", "".join(count[:1])):
-                    raise UnreadableShell(command.line, f"`{command.text}`")
-                number = int(count[0]) if count else 1
-                if number > len(self._arguments):
-                    return False
-                self._arguments = self._arguments[number:]
-            case ["set", *options]:
-                self._set(command, options)
-            case ["unset", *names]:
-                for name in [name for name in names if name not in ("-v", "-f")]:
-                    self._remove(command, name, "-f" in names)
-            case ["cd" | "pushd" | "popd", *_]:
-                self._values["PWD"] = [unknown("$PWD")]
-            case ["read", *names]:
-                for name in names:
-                    self._values |= {name: [unknown(f"${name}")]} if re.fullmatch(r"[A-Za-z_]\w*", name) else {}
-                self._values["REPLY"] = [unknown("$REPLY")]
-            case ["eval" | "source" | ".", *_]:
-                self._failed[" ".join(command.text.split())] = None
-            case [name, *_] if name in _NOT_FOLLOWED or words[:2] == ["printf", "-v"]:
-                raise UnreadableShell(command.line, f"`{' '.join(words[:2] if name == 'printf' else words[:1])}`")
-        return None if self._asks and words[0] not in ("true", ":", "set", "unset") else True
-
-    def _set(self, command: syntax.Simple, options: list[str]) -> None:
-        while options and re.fullmatch(r"[-+].+", options[0]):
-            option, *options = options
-            if option == "--":
-                self._arguments, self._called = options, False
-                return
-            names = option[1:].replace("o", "")
-            if "o" in option and options:
-                name, *options = options
-                self._pipefail = option[0] == "-" if name == "pipefail" else self._pipefail
-                names += {"errexit": "e", "pipefail": "", "nounset": "u", "xtrace": "x"}.get(name, "?")
-            if set(names) - set(_FLAGS):
-                raise UnreadableShell(command.line, f"`{command.text}`")
-            self._errexit = option[0] == "-" if "e" in names else self._errexit
-        if options:
-            self._arguments, self._called = options, False
-
-    def _remove(self, command: syntax.Simple, name: str, function: bool) -> None:
-        if not re.fullmatch(r"[\w.:-]+", name) or name in self._readonly:
-            raise UnreadableShell(command.line, f"`{command.text}`")
-        if function or name not in self._values:
-            self._functions.pop(name, None)
-        else:
-            del self._values[name]
-
-    # variables
-
-    def _declare(self, command: syntax.Simple, words: list[str], assigned: list[tuple[Assignment, list[str]]]) -> None:
-        """`export`, `local`, `declare` and the like."""
-        options, names = [w for w in words[1:] if w[:1] in "-+"], [w for w in words[1:] if w[:1] not in "-+"]
-        flags = set("".join(options)) - set("-+")
-        if flags & set("Ailnuc") or not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
-            raise UnreadableShell(command.line, f"`{command.text}`")
-        if not flags & set("pfF"):
-            for name in [*names, *(assignment.name for assignment, _ in assigned)]:
-                if words[0] in ("local", "declare", "typeset") and "g" not in flags and self._scopes:
-                    self._local(name)
-            for assignment, value in assigned:
-                self._assigned(assignment, value)
-            if words[0] == "readonly" or "r" in flags:
-                self._readonly |= {*names, *(assignment.name for assignment, _ in assigned)}
-        self._end(0)
-
-    def _local(self, name: str) -> None:
-        """Make a variable one of the function that runs."""
-        if name not in self._scopes[-1]:
-            self._scopes[-1][name] = self._values.pop(name, None)
+            by_process[process].words.append(word)
+    return commands
 
 
-def _is_compound(pipeline: syntax.Pipeline) -> bool:
-    """Whether a pipeline is one command that only fails if a command in it does, which `set -e` has judged by then."""
-    [*others, last] = pipeline.commands
-    is_group = isinstance(last, syntax.Group) and not last.isolated
-    return not others and (is_group or isinstance(last, syntax.If | syntax.For | syntax.Case))
-
-
-__all__ = ["ShellCommand", "ShellScript", "UnreadableShell"]
+__all__ = ["END", "UNKNOWN", "VARIABLE", "ShellCommand", "ShellRun", "UnreadableShell", "dry_run", "shown", "variable"]

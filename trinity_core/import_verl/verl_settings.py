@@ -13,8 +13,17 @@ import yaml
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation
 from trinity_core.config.yaml_text import parse_value
-from trinity_core.import_verl.conditions import END, UNKNOWN, VARIABLE
-from trinity_core.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
+from trinity_core.import_verl.shell import (
+    END,
+    UNKNOWN,
+    VARIABLE,
+    ShellCommand,
+    ShellRun,
+    UnreadableShell,
+    dry_run,
+    shown,
+    variable,
+)  # fmt: skip
 
 PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
@@ -64,37 +73,53 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, "there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"cannot be read: {error}.") from None
-    script = ShellScript(text, arguments)
     try:
-        launched = list(programs(script))
-    except RecursionError:
-        raise _wrong(path, "is nested too deeply.") from None
+        run = dry_run(text, arguments, str(path))
     except UnreadableShell as error:
-        message = f"{error.construct} is not followed: give its outcome as plain commands and variables."
-        raise _wrong(path, message, error.line) from None
+        raise _wrong(path, f"{error}.", error.line) from None
+    launched = [*programs(run)]
     if not launched:
-        message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
-        *_, last = [None, *ShellScript(text, arguments).commands()]
-        if last is not None and last.words[0] == "exit":
-            message = "ends here, before it starts a veRL training: give the script's arguments after its name."
-            raise _wrong(path, message, last.line)
-        raise _wrong(path, message)
+        raise _starts_nothing(path, run)
     if len(launched) > 1:
         lines = ", ".join(str(command.line) for command, _ in launched)
         raise _wrong(path, f"starts {len(launched)} trainings (lines {lines}): leave the one that is to be imported.")
-    return _from_command(*launched[0], path, script.assumptions)
+    return _from_command(*launched[0], path, run)
 
 
-def programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
+def programs(run: ShellRun) -> Iterator[tuple[ShellCommand, int]]:
     """The commands that start a training, with the place of the program among the words."""
-    for command in script.commands():
+    for command in run.commands:
         for place, word in enumerate(command.words):
             if place and PROGRAM.search(word):
                 yield command, place
                 break
 
 
-def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Sequence[str]) -> VerlSettings:
+def _starts_nothing(path: Path, run: ShellRun) -> ConfigError:
+    last = run.commands[-1] if run.commands else None
+    if last is not None and last.words[0] == "exit":
+        message = "ends here, before it starts a veRL training: give the script's arguments after its name."
+        return _wrong(path, message, last.line)
+    for line, reason in run.failures.items():
+        return _wrong(path, f"starts no veRL training, and bash says of this line: {reason}.", line)
+    return _wrong(
+        path, "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
+    )
+
+
+def _assumptions(run: ShellRun, training: ShellCommand) -> Iterator[str]:
+    """What was assumed of the machine that would run the script, as sentences."""
+    if run.unset:
+        hint = "to import other values, set them in the script"
+        yield f"{', '.join(run.unset)}: variables of the environment were taken as not set ({hint})."
+    asked = (command for command in run.commands if command.is_asked and command.line != training.line)
+    for text in dict.fromkeys(shown(" ".join(command.words)) for command in asked):
+        yield f"`{text}` was not run, so what the script makes of it is not known."
+    for line, reason in run.failures.items():
+        yield f"line {line}: bash says: {shown(reason)}."
+
+
+def _from_command(command: ShellCommand, place: int, path: Path, run: ShellRun) -> VerlSettings:
     before, after = command.words[:place], command.words[place + 1 :]
     options = re.compile(r"--([\w-]+)(?:=(.*))?")
     launcher = {
@@ -105,7 +130,7 @@ def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Se
     options_given, settings = _split(after)
     base, more = _primary(options_given, path)
     program = command.words[place].removesuffix(".py").strip("./").replace("/", ".")
-    return _with_overrides(VerlSettings(program, base, launcher, (*assumptions, *more)), settings)
+    return _with_overrides(VerlSettings(program, base, launcher, (*_assumptions(run, command), *more)), settings)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -134,7 +159,7 @@ def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], list[
         if VARIABLE not in str(place) and place.is_file():
             return _from_yaml(place).values, []
     megatron = " (veRL's file for Megatron, which is not here: DeepSpeed trains)" if "megatron" in name else ""
-    return {}, [f"--config-name={_shown(name)}{megatron}: this file was not found, so veRL's defaults were taken."]
+    return {}, [f"--config-name={shown(name)}{megatron}: this file was not found, so veRL's defaults were taken."]
 
 
 def _from_yaml(path: Path) -> VerlSettings:
@@ -166,7 +191,7 @@ def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSetting
     for word in words:
         match = _OVERRIDE.fullmatch(word)
         if not match or (match[3] is None and match[1] != "~"):
-            remarks.append(f"'{_shown(word)}' is no setting (key=value), so it was left out.")
+            remarks.append(f"'{shown(word)}' is no setting (key=value), so it was left out.")
             continue
         mark, key, raw = match.groups()
         values = {name: old for name, old in values.items() if name != key and not name.startswith(f"{key}.")}
@@ -179,7 +204,7 @@ def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSetting
 def _read(raw: str) -> Any:
     """The value of an override, in Hydra's grammar (which is YAML's for all that such lines hold)."""
     if UNKNOWN in raw:
-        return Unread(_shown(raw))
+        return Unread(shown(raw))
     try:
         return _plain(parse_value(raw))
     except (yaml.YAMLError, RecursionError):
@@ -194,14 +219,8 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(item) for name, item in value.items()}
     if not isinstance(value, str):
         return value
-    value = re.sub(r"^~(?=/|$)", f"{VARIABLE}HOME{END}", value)
+    value = re.sub(r"^~(?=/|$)", variable("HOME"), value)
     return re.sub(f"{VARIABLE}(.*?){END}", r"${oc.env:\1}", value)
-
-
-def _shown(text: str) -> str:
-    """A text with its marks as the script has them."""
-    text = re.sub(f"{VARIABLE}(.*?){END}", r"$\1", text)
-    return re.sub(f"{UNKNOWN}(.*?){END}", r"\1", text, flags=re.DOTALL)
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:
