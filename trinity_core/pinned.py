@@ -36,7 +36,7 @@ def unpin(address: int) -> None:
 class CopyStream:
     """Copies tensors of a device to the machine's memory while the device goes on.
 
-    A tensor may be changed or freed after `wait`, its copy be read after `copied().synchronize()`. On a CPU, whose
+    A tensor may be changed or freed after `hold_device`, its copy be read after `copied().synchronize()`. On a CPU, whose
     streams do nothing, and for a tensor that is in the machine's memory, a copy is made at once.
     """
 
@@ -56,6 +56,6 @@ class CopyStream:
         event.record(self._stream)
         return event
 
-    def wait(self) -> None:
+    def hold_device(self) -> None:
         """Let the device do nothing further before the copies are made; the host does not wait."""
         self._device.current_stream().wait_stream(self._stream)

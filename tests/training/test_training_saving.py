@@ -94,7 +94,7 @@ class Late(CopyStream):
     def copied(self) -> Any:
         return SimpleNamespace(synchronize=lambda: self.all_made.wait(60))
 
-    def wait(self) -> None:
+    def hold_device(self) -> None:
         for make in self.copies:
             make()
         self.copies = []

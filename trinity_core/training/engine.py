@@ -112,7 +112,7 @@ class TrainingEngine:
 
         With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         """
-        self.copies.wait()
+        self.copies.hold_device()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if not self.plain:
@@ -136,7 +136,7 @@ class TrainingEngine:
 
         There the engine cannot compute, but a checkpoint can be saved.
         """
-        self.copies.wait()
+        self.copies.hold_device()
         if self.plain:
             self._move_state(HOST)
         else:
