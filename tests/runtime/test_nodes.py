@@ -317,11 +317,11 @@ def test_a_lost_engine_is_replaced_in_its_place(
             for engine in engines:
                 await engine.start()
             before = [await engine.where() for engine in engines]
-            heirs = [await engine.successor("other") for engine in engines]
-            heirs = [await engine.successor("newest") for engine in heirs]
-            after = [await asyncio.wait_for(engine.where(), 60) for engine in heirs]
-            assert [(await engine.describe())[0].model_path for engine in heirs] == ["newest"] * 3
-            for engine in heirs:
+            for model in ("other", "newest"):
+                engines[-1] = await engines[-1].successor(model)
+            after = [await asyncio.wait_for(engine.where(), 60) for engine in engines]
+            assert (await engines[-1].describe())[0].model_path == "newest"
+            for engine in engines:
                 await engine.stop()
             return before, after
 

@@ -1,14 +1,14 @@
-"""SIGTERM and Ctrl-C as notice of the end, on real parts: the trainer saves, and the next run resumes from there."""
+"""SIGTERM as notice of the end, on real parts: the trainer saves what it has trained.
+
+Other notices: Ctrl-C in `tests/flows/test_flows_signals.py`; a cancellation, after which the run resumes, in
+`tests/flows/test_flows_whole.py`.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,6 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-COMMAND = [
-    sys.executable, "-c", "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "runpy.run_module('trinity_core.runtime.run', run_name='__main__')",
-]  # fmt: skip
-"""It hears Ctrl-C also where the tests run in the background of a shell."""
-
-
-def to_worker(run: int) -> None:
-    """To the trainer's only worker."""
-    family = psutil.Process(run).children(recursive=True)
-    [worker] = [process for process in family if process.name().startswith("ray::Trainer")]
-    worker.terminate()
-
-
-def ctrl_c(run: int) -> None:
-    """To the process that was started, and all that it has not put into groups of their own, as a terminal does."""
-    os.killpg(run, signal.SIGINT)
 
 
 def endless(root: Path, tiny: TinyFolders) -> dict[str, Any]:
@@ -63,35 +45,23 @@ def last_step(job: Path) -> int:
     return max((line.step for line in read_metrics(job) if line.source == "trainer"), default=0)
 
 
-def noticed(root: Path, job: Path, send: Callable[[int], None]) -> tuple[int, str]:
-    """Exit code and output of a run that gets its notice after two further steps. It leaves no process."""
-    begun_at = last_step(job) if job.exists() else 0
-    said = root / "said.txt"
-    command = [*COMMAND, "--config", str(root / "run.yaml")]
+def test_a_worker_that_gets_notice_saves_what_it_has_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """The run ends with an error that names the notice, and leaves no process."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
+    job, said = tmp_path / "p/n", tmp_path / "said.txt"
+    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(tmp_path / "run.yaml")]
     with said.open("w") as output:
-        run = subprocess.Popen(command, cwd=root, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     deadline = time.monotonic() + 240
-    while not job.exists() or last_step(job) < begun_at + 2:
+    while not job.exists() or last_step(job) < 2:
         assert run.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
         time.sleep(0.1)
     family = psutil.Process(run.pid).children(recursive=True)
-    assert run.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
-    send(run.pid)
-    code = run.wait(timeout=60)
+    [worker] = [process for process in family if process.name().startswith("ray::Trainer")]
+    worker.terminate()
+    assert run.wait(timeout=60) == 1, said.read_text()[-3000:]
     assert not psutil.wait_procs(family, timeout=60)[1]
-    return code, said.read_text()
-
-
-def test_every_notice_saves_what_was_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
-    job = tmp_path / "p/n"
-    saved = 0
-    for send, code in ((to_worker, 1), (ctrl_c, 128 + signal.SIGINT)):
-        ended, said = noticed(tmp_path, job, send)
-        assert ended == code, said[-3000:]
-        assert "Traceback" not in said
-        resumed = re.search(r"Resuming from the checkpoint of step (\d+)", said)
-        assert (int(resumed[1]) if resumed else 0) == saved
-        saved = latest_whole(job) or 0
-        assert saved == last_step(job), "nothing that was trained is lost"
-        assert send is not to_worker or f"The trainer got SIGTERM and has saved step {saved}." in said
+    saved = latest_whole(job)
+    assert saved == last_step(job), "nothing that was trained is lost"
+    assert f"The trainer got SIGTERM and has saved step {saved}." in said.read_text()
+    assert "Traceback" not in said.read_text()
