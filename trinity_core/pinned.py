@@ -36,8 +36,8 @@ def unpin(address: int) -> None:
 class CopyStream:
     """Copies tensors of a device to the machine's memory while the device goes on.
 
-    A tensor may be changed or freed after `hold_device`, its copy be read after `copied().synchronize()`. On a CPU, whose
-    streams do nothing, and for a tensor that is in the machine's memory, a copy is made at once.
+    A tensor may be changed or freed after `hold_device`, its copy be read after `copied().synchronize()`. On a CPU,
+    whose streams do nothing, and of a tensor that is in the machine's memory, a copy is made at once.
     """
 
     def __init__(self, device: torch.device) -> None:
