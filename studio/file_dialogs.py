@@ -23,7 +23,7 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
         create = st.button("Create", type="primary", key="create")
-    title = st.radio("Begin from", list(by_title), captions=captions)
+    title = str(st.radio("Begin from", list(by_title), captions=captions))
     file = settings.root / name.strip()
     if not create:
         return
@@ -32,8 +32,11 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        text = by_title[str(title)].text_for(file, settings.root)
-        save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
+        draft = ConfigDraft.opened(file, settings.drafts)
+        if draft.edit("", by_title[title].text_for(file, settings.root)):
+            save(draft, file, settings)
+        else:
+            st.error(f"`{settings.shown(file)}` has unsaved changes. Choose another name.")
 
 
 new_dialog = dialog("New configuration", width="large")(recipe_form)
@@ -81,7 +84,10 @@ def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label
 def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
     """Save and open the file; that it is saved stands below the buttons then."""
     try:
-        draft.save(file)
+        if file == draft.file:
+            draft.save()
+        else:
+            draft = draft.save_as(file)
     except OSError as error:
         st.error(f"`{settings.shown(file)}` cannot be saved: {error}")
         return
