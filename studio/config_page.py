@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from time import time_ns
 from typing import Any
 
@@ -22,7 +20,7 @@ from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import look, measure, start_dialog
-from studio.texts import escaped
+from studio.texts import escaped, hanging
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -326,18 +324,3 @@ def _as_yaml(value: Any) -> str:
     if value is None:
         return DEFAULT
     return value if isinstance(value, str) else yaml.safe_dump(to_dict(value), default_flow_style=True).split("\n")[0]
-
-
-LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
-"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
-
-
-def hanging(text: str) -> str:
-    """The text in a fixed-width font, each line with the indent of its last column where it is broken."""
-    return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
-
-
-def _line(line: str) -> str:
-    match = LAST_COLUMN.match(line)
-    indent = len(match[0]) if match is not None else 0
-    return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

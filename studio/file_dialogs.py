@@ -6,10 +6,12 @@ from pathlib import Path
 
 import streamlit as st
 
+from studio.checked_draft import checked
 from studio.config_draft import ConfigDraft
 from studio.dialogs import dialog
 from studio.recipes import recipes
 from studio.settings import StudioSettings
+from studio.texts import hanging
 from trinity_core.files import project_files
 
 
@@ -23,7 +25,10 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
         create = st.button("Create", type="primary", key="create")
+    takes = st.container()
     title = str(st.radio("Begin from", list(by_title), captions=captions))
+    plan = checked(by_title[title].text, by_title[title].file).plan.replace(f"{settings.root}/", "")
+    takes.expander(f"What {title} would do and take").html(hanging(plan or "Not known: it has problems here."))
     file = settings.root / name.strip()
     if not create:
         return

@@ -187,6 +187,9 @@ def test_recipes_are_offered_once(folder: Path) -> None:
     [new] = [button for button in page.button if button.label == "New"]
     assert new.disabled
     [name] = [field for field in page.text_input if field.label == "Save as"]
+    page.radio[0].set_value("gsm8k").run()
+    assert "Trinity-Flows/gsm8k" in plan(page) and "disk" in plan(page), "what the chosen recipe would do and take"
+    page.radio[0].set_value("quickstart").run()
     name.set_value("mine.yaml").run()
     page.button(key="create").click().run()
     assert not page.exception and "\nname: mine\n" in (folder / "mine.yaml").read_text()
