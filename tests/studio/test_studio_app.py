@@ -345,7 +345,7 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
         from studio.settings import studio_settings
 
         parameters = {"config": "games/my.yaml"}
-        seen = FlowRunSeen("1", "odd-name", "rft", "Failed", "FAILED", "two problems", None, None, "2", parameters)
+        seen = FlowRunSeen("1", "odd-name", "rft", "FAILED", "two problems", None, None, "2", parameters)
         show_run(find_runs(Path(), [seen])[0], [], studio_settings([]))
 
     page = AppTest.from_function(refused, default_timeout=60).run()
