@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
+from threading import RLock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -30,9 +32,12 @@ INDENTED_LIST = re.compile(r"^( *)[^\s#-][^\n]*:[^\n]*\n\1  - ", re.MULTILINE)
 """Entries of a list that stand further in than its key."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class ConfigDraft:
-    """The text of a configuration. Comments, order and quotes stay as they are where nothing is changed."""
+    """The text of a configuration. Comments, order and quotes stay as they are where nothing is changed.
+
+    All tabs that show a file have one draft: each edit is made in the text as it is then.
+    """
 
     file: Path
     text: str = ""
@@ -44,11 +49,15 @@ class ConfigDraft:
     @classmethod
     def opened(cls, file: Path, drafts: Path | None = None) -> ConfigDraft:
         """The draft of a file with its unsaved changes; empty for a new file. Raises OSError, UnicodeDecodeError."""
-        text = _read(file)
-        draft = cls(file, text, text, drafts)
-        if (copy := draft._copy) and (kept := read_json(copy)):
-            draft.text, draft.saved = kept["text"], kept["saved"]
-        return draft
+        with EDITING:
+            draft = OPEN.get(file)
+            if draft is None or draft.is_saved:
+                text = _read(file)
+                draft = OPEN[file] = draft or cls(file, drafts=drafts)
+                draft.text = draft.saved = text
+                if (copy := draft._copy) and (kept := read_json(copy)):
+                    draft.text, draft.saved = kept["text"], kept["saved"]
+            return draft
 
     @property
     def is_saved(self) -> bool:
@@ -64,31 +73,34 @@ class ConfigDraft:
         return value_at(self.tree(), key)
 
     def change(self, key: str, value: Any) -> None:
-        """Write `value` at a dotted key; None takes the key away. Raises as `changed`."""
-        self.text = changed(self.text, key, value)
+        """Write `value` at a dotted key; None takes the key away. Raises as `changed`, and OSError."""
+        with EDITING:
+            self.edit(self.text, changed(self.text, key, value))
 
-    def keep(self) -> None:
-        """Write or remove the copy of what is not saved. Raises OSError."""
-        copy = self._copy
-        if copy is None:
-            return
-        if self.is_saved:
-            copy.unlink(missing_ok=True)
-        else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
+    def edit(self, base: str, text: str) -> bool:
+        """Put `text` in place of `base`, and keep it; False if the draft has another text by now. Raises OSError."""
+        with EDITING:
+            if self.text != base:
+                return False
+            self.text = text
+            self._keep()
+            return True
 
     def objections(self, file: Path) -> list[str]:
         """What a person should confirm before `file` is overwritten, as sentences; empty where nothing is lost."""
+        is_edited = False
         try:
             there = _read(file)
+            is_edited = file != self.file and not ConfigDraft.opened(file, self.drafts).is_saved
         except (OSError, UnicodeDecodeError):
             there = ""
+        if is_edited:
+            return [f"`{file.name}` has unsaved changes, which will be lost."]
         if not there or there == self.text:
             return []
         if file != self.file:
             return [f"`{file.name}` exists already and will be overwritten."]
-        complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program or tab meanwhile."]
+        complaints = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
         if lost := self.lost_keys(there):
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             names = ", ".join(f"`{key}`" for key in lost[:MOST_NAMED])
@@ -107,25 +119,48 @@ class ConfigDraft:
             kept = set()
         return [key for key in _keys(before) if key not in kept]
 
-    def save(self, file: Path | None = None) -> None:
-        """Write the file, or another one, which is then the draft's: it finds the same plugins. Raises OSError."""
-        target = file or self.file
-        text = moved(self.text, self.file.parent, target.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, text.encode())
-        if target != self.file:
+    def save(self) -> None:
+        """Write the file. Raises OSError."""
+        with EDITING:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.file, self.text.encode())
+            self.saved = self.text
+            self._keep()
+
+    def save_as(self, file: Path) -> ConfigDraft:
+        """Write the changes to another file, of which this is the draft: it finds the same plugins. Raises OSError."""
+        with EDITING:
+            other = ConfigDraft.opened(file, self.drafts)
+            other.text = moved(self.text, self.file.parent, file.parent)
+            other.save()
             self.discard()
-        self.file, self.text, self.saved = target, text, text
-        self.keep()
+            return other
 
     def discard(self) -> None:
         """Go back to what the file holds. Raises OSError."""
-        self.text = self.saved = _read(self.file)
-        self.keep()
+        with EDITING:
+            self.text = self.saved = _read(self.file)
+            self._keep()
+
+    def _keep(self) -> None:
+        copy = self._copy
+        if copy is None:
+            return
+        if self.is_saved:
+            copy.unlink(missing_ok=True)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
 
     @property
     def _copy(self) -> Path | None:
         return self.drafts and self.drafts / f"{sha256(str(self.file).encode()).hexdigest()[:16]}.json"
+
+
+EDITING = RLock()
+"""Held while a draft is changed: each tab's page runs in a thread of its own."""
+OPEN: WeakValueDictionary[Path, ConfigDraft] = WeakValueDictionary()
+"""The drafts that a tab shows, by file."""
 
 
 def _read(file: Path) -> str:

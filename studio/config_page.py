@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
+from time import time_ns
 from typing import Any
 
 import streamlit as st
@@ -20,7 +20,7 @@ from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
 from studio.start_form import look, measure, start_dialog
-from studio.texts import escaped
+from studio.texts import escaped, hanging
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.findings import value_at
 from trinity_core.config.yaml_text import parse_value
@@ -33,7 +33,6 @@ COMMON = "All stages"
 def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> None:
     """Draw the page; `show_runs` goes to the run that has been started."""
     draft = present_draft(settings)
-    draft.keep()
     closed()
     take_outcome()
     try:
@@ -89,16 +88,18 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings, offers_recipes: bo
     """Choose another file below the root. Unsaved changes are kept. The page of an empty file shows recipes itself."""
     listed = [str(path) for path in yaml_files(settings.root)]
     shown = settings.shown(draft.file)
-    put("file", shown)
+    there = presented("file", shown)
 
     def load() -> None:
         try:
-            st.session_state.draft = ConfigDraft.opened(settings.root / st.session_state["file"], settings.drafts)
+            if (file := there.entered()) is not None:
+                there.value = file
+                st.session_state.draft = ConfigDraft.opened(settings.root / file, settings.drafts)
         except (OSError, UnicodeDecodeError) as error:
             st.toast(f"The file cannot be read: {error}")
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
+        st.selectbox("File", list(dict.fromkeys([shown, *listed])), key=there.key, on_change=load)
         if st.button("New", icon=":material/add:", help="Begin from a recipe", disabled=not offers_recipes):
             new_dialog(settings, draft.file)
 
@@ -155,37 +156,38 @@ def show_field(
     draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Problem]
 ) -> None:
     """One field with its problems; a change of it goes into the text. A stage's shows what all stages have."""
-    key = f"field {prefix}{field.key}"
-    value, common = value_at(tree, prefix + field.key), value_at(tree, field.key) if prefix else None
-    written = DEFAULT if value is None else _as_yaml(value)
-    put(key, written)
+    key = prefix + field.key
+    value, common = value_at(tree, key), value_at(tree, field.key) if prefix else None
+    written = _as_yaml(value)
+    there = presented(f"{draft.file} {key}", written)
     default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
     default = default if common is None else f"all stages: {_as_yaml(common)}"
+    shared: dict[str, Any] = {
+        "key": there.key, "help": field.doc, "on_change": take, "args": (draft, field, key, there)
+    }  # fmt: skip
     if field.choices:
+        choices = list(dict.fromkeys([DEFAULT, *field.choices, written]))
         st.selectbox(
-            field.label,
-            list(dict.fromkeys([DEFAULT, *field.choices, written])),
-            key=key,
-            help=field.doc,
-            format_func=lambda choice: choice or default or "not set",
-            accept_new_options=field.open,
-            on_change=take,
-            args=(draft, field, prefix),
-        )
+            field.label, choices, choices.index(written), lambda choice: choice or default or "not set",
+            accept_new_options=field.open, **shared,
+        )  # fmt: skip
     else:
-        st.text_input(
-            field.label, key=key, help=field.doc, placeholder=default, on_change=take, args=(draft, field, prefix)
-        )
+        st.text_input(field.label, written, placeholder=default, **shared)
     for problem in problems:
         st.error(problem.advice)
 
 
-def take(draft: ConfigDraft, field: FormField, prefix: str) -> None:
+def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> None:
     """Put what was entered into the text; an empty field takes its key away."""
-    entered = str(st.session_state[f"field {prefix}{field.key}"] or "").strip()
+    if (entered := there.entered()) is None:
+        return
     try:
-        draft.change(prefix + field.key, entered or None if field.kind == "string" else parse_value(entered))
-    except (yaml.YAMLError, YAMLError, ValueError) as error:
+        before = _as_yaml(draft.value(key))
+        draft.change(key, entered.strip() or None if field.kind == "string" else parse_value(entered.strip()))
+        if before != there.value:
+            st.toast(f"{key} was {before or 'not set'} by then: it was changed elsewhere.")
+        there.value = _as_yaml(draft.value(key))
+    except (ConfigError, yaml.YAMLError, YAMLError, ValueError) as error:
         st.toast(f"{field.key}: {error}")
 
 
@@ -258,17 +260,25 @@ def show_findings(draft: ConfigDraft, checked: CheckedDraft, settings: StudioSet
 
 def edit_text(draft: ConfigDraft) -> None:
     """The text in colours, and a field in which it is edited: lists and maps have no other field."""
-    # A field that has shown another text may still send it: each text has its own field.
-    shown, number = st.session_state.get("shown text", (None, 0))
-    if shown != draft.text:
-        number += 1
-        st.session_state["shown text"] = (draft.text, number)
-    key = f"text {number}"
+    there, refused = presented(f"{draft.file} text", draft.text), f"{draft.file} refused text"
 
     def take_text() -> None:
-        draft.text = st.session_state[key]
-        st.session_state["shown text"] = (draft.text, number)
+        if (entered := there.entered()) is None:
+            return
+        if draft.edit(there.value, entered):
+            there.value = entered
+        else:
+            st.session_state[refused] = entered
 
+    def use() -> None:
+        draft.edit(draft.text, st.session_state.pop(refused))
+
+    if other := st.session_state.get(refused):
+        st.warning("This text is not used yet: the configuration was changed elsewhere while it was written.")
+        st.code(other, language="yaml", height=200)
+        with st.container(horizontal=True):
+            st.button("Use this text", on_click=use)
+            st.button("Drop this text", on_click=lambda: st.session_state.pop(refused))
     edited = st.container()
     if draft.text.strip():
         coloured, edited = st.tabs(["YAML", "Edit as text"], key="text tabs")
@@ -276,30 +286,41 @@ def edit_text(draft: ConfigDraft) -> None:
             st.code(draft.text, language="yaml", line_numbers=True, height=420)
     hint = "Or write a configuration here, as YAML"
     edited.text_area(
-        "YAML", draft.text, key=key, height=420, placeholder=hint, on_change=take_text, label_visibility="collapsed"
+        "YAML", there.value, 420, key=there.key, placeholder=hint, on_change=take_text, label_visibility="collapsed"
     )
 
 
-def put(key: str, value: str) -> None:
-    """Let a field show a value. One that it shows already is not put: that would take away what is being typed."""
-    if st.session_state.get(key) != value:
-        st.session_state[key] = value
+@dataclass(slots=True)
+class Presented:
+    """A widget and what a browser has in it.
+
+    A browser sends the values of all its widgets with each click, also of those that the page has removed since, and
+    Streamlit takes these for changes. Only another value than the widget has shown is an edit of a person.
+    """
+
+    key: str
+    value: str
+    """Of the draft; the browser's may be written in another way (`1e-5`)."""
+    sent: str
+
+    def entered(self) -> str | None:
+        """What a person has put in place of what was shown; None if nothing."""
+        value = str(st.session_state.get(self.key, self.sent) or "")
+        if value in (self.value, self.sent):
+            return None
+        self.sent = value
+        return value
+
+
+def presented(name: str, value: str) -> Presented:
+    """The widget of that name with this value: a new one where the last has another, which a browser may still send."""
+    last: Presented | None = st.session_state.get(f"presented {name}")
+    if last is None or last.value != value:
+        last = st.session_state[f"presented {name}"] = Presented(f"{name} {time_ns()}", value, value)
+    return last
 
 
 def _as_yaml(value: Any) -> str:
+    if value is None:
+        return DEFAULT
     return value if isinstance(value, str) else yaml.safe_dump(to_dict(value), default_flow_style=True).split("\n")[0]
-
-
-LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
-"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
-
-
-def hanging(text: str) -> str:
-    """The text in a fixed-width font, each line with the indent of its last column where it is broken."""
-    return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
-
-
-def _line(line: str) -> str:
-    match = LAST_COLUMN.match(line)
-    indent = len(match[0]) if match is not None else 0
-    return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import streamlit as st
 
+from studio.checked_draft import checked
 from studio.config_draft import ConfigDraft
 from studio.dialogs import dialog
 from studio.recipes import recipes
 from studio.settings import StudioSettings
+from studio.texts import hanging
 from trinity_core.files import project_files
 
 
@@ -23,7 +25,10 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.text_input("Save as", value=settings.shown(_free_name(settings, present)))
         create = st.button("Create", type="primary", key="create")
-    title = st.radio("Begin from", list(by_title), captions=captions)
+    takes = st.container()
+    title = str(st.radio("Begin from", list(by_title), captions=captions))
+    plan = checked(by_title[title].text, by_title[title].file).plan.replace(f"{settings.root}/", "")
+    takes.expander(f"What {title} would do and take").html(hanging(plan or "Not known: it has problems here."))
     file = settings.root / name.strip()
     if not create:
         return
@@ -32,8 +37,11 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        text = by_title[str(title)].text_for(file, settings.root)
-        save(ConfigDraft(file, text, drafts=settings.drafts), file, settings)
+        draft = ConfigDraft.opened(file, settings.drafts)
+        if draft.edit("", by_title[title].text_for(file, settings.root)):
+            save(draft, file, settings)
+        else:
+            st.error(f"`{settings.shown(file)}` has unsaved changes. Choose another name.")
 
 
 new_dialog = dialog("New configuration", width="large")(recipe_form)
@@ -81,7 +89,10 @@ def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label
 def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
     """Save and open the file; that it is saved stands below the buttons then."""
     try:
-        draft.save(file)
+        if file == draft.file:
+            draft.save()
+        else:
+            draft = draft.save_as(file)
     except OSError as error:
         st.error(f"`{settings.shown(file)}` cannot be saved: {error}")
         return

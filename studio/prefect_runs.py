@@ -30,10 +30,8 @@ class FlowRunSeen:
     id: str
     title: str
     flow: str
-    state: str
-    """Prefect's name of it, such as `Running` or `AwaitingRetry`."""
     kind: str
-    """Prefect's type of it, such as `RUNNING`."""
+    """Prefect's type of its state, such as `RUNNING`."""
     message: str = ""
     began: datetime | None = None
     ended: datetime | None = None
@@ -114,7 +112,6 @@ def _seen(run: FlowRun, flows: Mapping[Any, str]) -> FlowRunSeen:
         id=str(run.id),
         title=run.name,
         flow=flows.get(run.flow_id, ""),
-        state=state.name or "" if state else "",
         kind=state.type.value if state else "",
         message=PREFIX.sub("", state.message or "") if state else "",
         began=run.start_time,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from html import escape
 from typing import Literal
 
 from trinity_core.runtime.preflight import stage_plan
@@ -44,3 +46,18 @@ def score_text(score: float | None, interval: tuple[float, float] | None) -> str
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)
+
+
+LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
+"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
+
+
+def hanging(text: str) -> str:
+    """The text in a fixed-width font, each line with the indent of its last column where it is broken."""
+    return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
+
+
+def _line(line: str) -> str:
+    match = LAST_COLUMN.match(line)
+    indent = len(match[0]) if match is not None else 0
+    return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

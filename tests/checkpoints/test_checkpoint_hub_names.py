@@ -105,7 +105,7 @@ def test_an_adapter_is_merged_into_matrices_that_the_hub_names_otherwise(tmp_pat
     adapter = {f"{name}{A}": torch.ones(2, into), f"{name}{B}": torch.ones(out, 2)}
     step = checkpoint(tmp_path, model, adapter)
     (step / "actor" / ADAPTER).mkdir()
-    config = adapter_config(LoraConfig(lora_rank=2, lora_alpha=4), str(tmp_path / "base"))
+    config = adapter_config(LoraConfig(lora_rank=2, lora_alpha=4), str(tmp_path / "base"), ["gate"])
     (step / "actor" / ADAPTER / "adapter_config.json").write_text(json.dumps(config))
     (step / STATE).write_text(json.dumps({"began": {}}))
     merged = {name: tensor.float() for name, tensor in saved.items()}

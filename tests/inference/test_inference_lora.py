@@ -110,7 +110,7 @@ def test_each_version_is_sampled_and_checked(engine: InProcessEngine, tiny_model
     lora = LoraConfig(lora_rank=RANK, lora_alpha=RANK * SCALE, target_modules=TARGETS)
     first = adapter_of(tiny_model, 1)
     (tmp_path / "adapter").mkdir()
-    write_adapter(first, adapter_config(lora, "base"), tmp_path / "adapter")
+    write_adapter(first, adapter_config(lora, "base", TARGETS), tmp_path / "adapter")
     assert asyncio.run(engine.load(WeightSource("folder", str(tmp_path / "adapter")), 1)).gap is None
     assert_sampled_by(merged(tiny_model, first), tiny_model, sample(engine, "folder"))
     asyncio.run(engine.load(WeightSource("folder", engine.settings.model_path), 0))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from raising import raising
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
@@ -19,6 +20,7 @@ from studio.settings import studio_settings
 from studio.start_form import validated, what_is_there
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
+from trinity_core.files import read_json
 from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
@@ -104,6 +106,57 @@ def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
     assert not page.error
 
 
+def clicked_late(page: AppTest, before: WidgetStates) -> None:
+    """A click of a browser that still has the widgets of the page before, and sends what they have shown."""
+    states = page._tree.get_widget_states()
+    present = {state.id for state in states.widgets}
+    removed = [state for state in before.widgets if state.id not in present]
+    assert removed
+    page._run(WidgetStates(widgets=[*removed, *states.widgets]))
+
+
+def test_what_removed_fields_have_shown_is_not_taken(folder: Path) -> None:
+    """The draft would be what it was before an edit, before it was discarded, or what another file is."""
+    (folder / "other.yaml").write_text(TEXT.replace("8", "9"))
+    page = opened()
+    before = page._tree.get_widget_states()
+    field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    clicked_late(page, before)
+    assert "repeat_times: 16" in page.text_area[0].value
+    before = page._tree.get_widget_states()
+    [discard] = [button for button in page.button if button.label == "Discard changes"]
+    discard.click().run()
+    clicked_late(page, before)
+    assert page.text_area[0].value == TEXT
+    before = page._tree.get_widget_states()
+    field(page, "File").set_value("other.yaml").run()  # type: ignore[attr-defined]
+    clicked_late(page, before)
+    assert page.text_area[0].value == (folder / "other.yaml").read_text()
+    assert not [caption for caption in page.caption if "Unsaved" in caption.value]
+
+
+def test_two_tabs_lose_nothing_of_each_other(folder: Path) -> None:
+    """Each edits what the other has not shown yet; a text written over another's change is asked about."""
+    one, other = opened(), opened()
+    field(one, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    field(other, "batch_size (tasks)").set_value("2").run()  # type: ignore[attr-defined]
+    assert "repeat_times: 16" in other.text_area[0].value and "batch_size: 2" in other.text_area[0].value
+    mine = one.text_area[0].value.replace("mine", "yours")
+    one.text_area[0].set_value(mine).run()
+    assert one.warning and "batch_size: 2" in one.text_area[0].value
+    [use] = [button for button in one.button if button.label == "Use this text"]
+    use.click().run()
+    assert one.text_area[0].value == mine and not one.warning
+    [kept] = [*(folder / ".trinity/studio/drafts").iterdir()]
+    assert read_json(kept)["text"] == mine
+
+
+def test_a_value_that_cannot_be_read_stays_in_its_field(folder: Path) -> None:
+    page = opened()
+    assert field(page, "repeat_times").set_value("[1").run().toast  # type: ignore[attr-defined]
+    assert field(page, "repeat_times").value == "[1" and page.text_area[0].value == TEXT  # type: ignore[attr-defined]
+
+
 def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> None:
     page = opened()
     page.text_area[0].set_value(TEXT.replace("repeat_times", "repeat_time")).run()
@@ -134,6 +187,9 @@ def test_recipes_are_offered_once(folder: Path) -> None:
     [new] = [button for button in page.button if button.label == "New"]
     assert new.disabled
     [name] = [field for field in page.text_input if field.label == "Save as"]
+    page.radio[0].set_value("gsm8k").run()
+    assert "Trinity-Flows/gsm8k" in plan(page) and "disk" in plan(page), "what the chosen recipe would do and take"
+    page.radio[0].set_value("quickstart").run()
     name.set_value("mine.yaml").run()
     page.button(key="create").click().run()
     assert not page.exception and "\nname: mine\n" in (folder / "mine.yaml").read_text()
@@ -289,7 +345,7 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
         from studio.settings import studio_settings
 
         parameters = {"config": "games/my.yaml"}
-        seen = FlowRunSeen("1", "odd-name", "rft", "Failed", "FAILED", "two problems", None, None, "2", parameters)
+        seen = FlowRunSeen("1", "odd-name", "rft", "FAILED", "two problems", None, None, "2", parameters)
         show_run(find_runs(Path(), [seen])[0], [], studio_settings([]))
 
     page = AppTest.from_function(refused, default_timeout=60).run()

@@ -100,10 +100,10 @@ def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
     assert draft.is_saved and draft.value("algorithm.repeat_times") == 8
     draft.change("algorithm.repeat_times", 16)
     assert not draft.is_saved and (tmp_path / "my.yaml").read_text() == TEXT
-    draft.save(tmp_path / "new/other.yaml")
-    assert draft.is_saved and draft.file == tmp_path / "new/other.yaml"
-    assert (tmp_path / "my.yaml").read_text() == TEXT
-    assert "# rollouts of a task" in draft.file.read_text() and "repeat_times: 16" in draft.file.read_text()
+    other = draft.save_as(tmp_path / "new/other.yaml")
+    assert draft.is_saved and other.is_saved and other.file == tmp_path / "new/other.yaml"
+    assert (tmp_path / "my.yaml").read_text() == draft.text == TEXT
+    assert "# rollouts of a task" in other.file.read_text() and "repeat_times: 16" in other.file.read_text()
     assert ConfigDraft.opened(tmp_path / "not there.yaml").tree() == {}
 
 
@@ -130,15 +130,31 @@ def test_unsaved_changes_outlive_the_page(tmp_path: Path) -> None:
     file, drafts = tmp_path / "my.yaml", tmp_path / "drafts"
     file.write_text(TEXT)
     draft = ConfigDraft.opened(file, drafts)
-    draft.keep()
     assert not drafts.exists()
     draft.change("algorithm.repeat_times", 16)
-    draft.keep()
+    del draft
     again = ConfigDraft.opened(file, drafts)
     assert again.value("algorithm.repeat_times") == 16 and not again.is_saved and file.read_text() == TEXT
-    again.save(tmp_path / "copy.yaml")
+    again.save_as(tmp_path / "copy.yaml")
     assert ConfigDraft.opened(file, drafts).is_saved, "they went into the copy"
     assert "repeat_times: 16" in (tmp_path / "copy.yaml").read_text() and not [*drafts.iterdir()]
+
+
+def test_the_pages_of_a_file_edit_one_draft(tmp_path: Path) -> None:
+    file, other, drafts = tmp_path / "my.yaml", tmp_path / "other.yaml", tmp_path / "drafts"
+    file.write_text(TEXT)
+    one, another = ConfigDraft.opened(file, drafts), ConfigDraft.opened(file, drafts)
+    one.change("algorithm.repeat_times", 16)
+    another.change("buffer.batch_size", 2)
+    assert (one.value("algorithm.repeat_times"), one.value("buffer.batch_size")) == (16, 2)
+    assert not one.edit(TEXT, "name: b\n"), "of a text that is another by now"
+    assert another.value("buffer.batch_size") == 2 == ConfigDraft.opened(file, drafts).value("buffer.batch_size")
+    draft = ConfigDraft.opened(other, drafts)
+    draft.edit("", "name: unsaved\n")
+    assert one.objections(other), "changes of another page would be lost"
+    one.save()
+    file.write_text("name: elsewhere\n")
+    assert ConfigDraft.opened(file, drafts).text == "name: elsewhere\n", "a draft without changes follows its file"
 
 
 def test_places_in_lists_are_keys() -> None:
@@ -185,8 +201,7 @@ def test_plugins_beside_a_file_are_found_from_its_copy(tmp_path: Path, monkeypat
     for folder in (games, lake.parent):
         folder.mkdir(parents=True)
     lake.write_text(f"plugin_dir: ../games  # three\n{TEXT}")
-    draft = ConfigDraft.opened(lake)
-    draft.save(new)
+    draft = ConfigDraft.opened(lake).save_as(new)
     assert new.read_text() == f"plugin_dir: ../configs/games # three\n{TEXT}" and draft.is_saved
     for recipe in recipes():
         if "plugin_dir" in recipe.text:

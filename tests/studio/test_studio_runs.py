@@ -41,7 +41,6 @@ def flow_run(name: str, kind: str = "COMPLETED", minutes: int = 0, **more: objec
         id=f"flow run {name}",
         title=f"p/{name}",
         flow="rft",
-        state=kind.title(),
         kind=kind,
         began=NOON + timedelta(minutes=minutes),
         ended=NOON + timedelta(minutes=minutes + 2),

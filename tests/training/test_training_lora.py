@@ -36,7 +36,7 @@ from trinity_core.sync.versions import VersionPublisher
 from trinity_core.training.checkpoint import largest_file, load, model_bytes
 from trinity_core.training.distributed import Ranks, join, meeting_point
 from trinity_core.training.learner import Learner
-from trinity_core.training.lora import add_adapter
+from trinity_core.training.lora import add_adapter, refuse_other_adapter
 from trinity_core.training.policy import FastPaths
 from trinity_core.training.publish import Publisher, kept_versions, make_weight_check, policy_weights, trainer_rank
 from trinity_core.training.savepoints import Savepoints
@@ -264,17 +264,21 @@ def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> N
         add_adapter(lm, lora, "base", 0, False)
 
 
-@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
-def test_routers_get_no_adapter_in_trainer_engine_and_folder(kind: str, tmp_path: Path) -> None:
-    """Those of these families are linear layers by their class, but return a pair."""
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text", "qwen3_moe", "mixtral"])
+def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path) -> None:
+    """In trainer, engine and folder. Routers of the first two are linear layers by their class, but return a pair; by
+    `all-linear` peft would also mean the experts of the others."""
     import peft
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **heads)).eval()
     lm.save_pretrained(tmp_path / "base")
     told = linear_names(lm)
     adapter = add_adapter(lm, LoraConfig(lora_rank=4), str(tmp_path / "base"), 0, False)
+    refuse_other_adapter(adapter.config | {"target_modules": "all-linear"}, adapter, tmp_path)
+    with pytest.raises(DataError):
+        refuse_other_adapter(adapter.config | {"target_modules": told[1:]}, adapter, tmp_path)
     tensors = {plain_name(name): p.detach() for name, p in lm.named_parameters() if is_adapter(plain_name(name))}
     assert {name.split(".")[-2] for name in tensors} == set(told)
     for tensor in tensors.values():

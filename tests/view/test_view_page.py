@@ -245,7 +245,7 @@ def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path) -> 
 
 
 def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path, tokenizer) -> None:
-    """Against the last time before that the task was sampled, among what is loaded."""
+    """The mean of a task's latest group against that of its last group up to the step that the address names."""
     with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
         for step, rewards in ((4, {"sums/3": 1.0, "words/3": 0.0}), (5, {"sums/3": 1.0})):
             names = {task: f"explorer/{step}/{task}" for task in rewards}
@@ -253,9 +253,11 @@ def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path,
             store.put("explorer", step, {}, again, versions_used=3, drawn=[DrawnTask(names[t], t, 1) for t in rewards])
 
     async def look(address: str) -> None:
-        async with opened(f"{address}/#run=run&tab=table&show=changed", tmp_path) as page:
+        async with opened(f"{address}/#run=run&tab=table&since=3", tmp_path) as page:
             await page.until(f"{ROWS}.length === 1")
-            assert await page.value(f"{ROWS}[0].cells[0].innerText + ' ' + {ROWS}[0].cells[1].innerText") == "4 sums/3"
+            assert await page.value(f"{ROWS}[0].cells[0].innerText + ' ' + {ROWS}[0].cells[1].innerText") == "5 sums/3"
+            await page.fill("document.forms.rows.since", "4")
+            await page.until(f"{ROWS}.length === 0 && location.hash.includes('since=4')")
 
     with serving(run_folder) as address:
         asyncio.run(look(address))

@@ -8,7 +8,7 @@ top, so that flows may ask for names.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,15 +51,17 @@ def is_adapter(name: str) -> bool:
     return name.endswith((A, B))
 
 
-def adapter_config(lora: LoraConfig, base: str, routers: Collection[str] = ()) -> dict[str, Any]:
-    """The contents of `adapter_config.json` for an adapter of the model `base`, which has none on its `routers`."""
-    targets = list(lora.modules) or "all-linear"
+def adapter_config(lora: LoraConfig, base: str, linear: Sequence[str], routers: Collection[str] = ()) -> dict[str, Any]:
+    """The contents of `adapter_config.json` for an adapter of the model `base`, which has none on its `routers`.
+
+    `linear` are the names for `all-linear`, which peft itself takes for those of a mixture's experts too.
+    """
     alpha = int(lora.lora_alpha) if lora.lora_alpha.is_integer() else lora.lora_alpha
     excluded = {"exclude_modules": list(routers)} if routers else {}
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.lora_rank,
-        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": targets, "bias": "none",
-        "inference_mode": True, **excluded,
+        "lora_alpha": alpha, "lora_dropout": lora.lora_dropout, "target_modules": list(lora.modules or linear),
+        "bias": "none", "inference_mode": True, **excluded,
     }  # fmt: skip
 
 

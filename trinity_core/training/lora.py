@@ -16,6 +16,7 @@ from trinity_core.checkpoints.adapters import (
     adapter_config,
     differences,
     is_adapter,
+    linear_names,
     plain_name,
     read_tensors,
     router_names,
@@ -36,6 +37,8 @@ class Adapter:
 
     config: dict[str, Any]
     """The contents of `adapter_config.json`."""
+    linear: list[str]
+    """The names for `all-linear`."""
 
     @property
     def scaling(self) -> float:
@@ -73,7 +76,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
     import peft
     from peft.tuners.lora.layer import ParamWrapper
 
-    config = adapter_config(lora, base, router_names(lm))
+    config = adapter_config(lora, base, linear := linear_names(lm), router_names(lm))
     settings = peft.LoraConfig(
         r=lora.lora_rank, lora_alpha=config["lora_alpha"], target_modules=config["target_modules"],
         exclude_modules=config.get("exclude_modules"), lora_dropout=lora.lora_dropout if dropout else 0.0,
@@ -119,7 +122,7 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
         p.data = p.data.to(dtype)
     if lora.path is not None:
         _start_from(lora, expanded(lora.path), {plain_name(name): p for name, p in tensors.items()})
-    return Adapter(config)
+    return Adapter(config, linear)
 
 
 def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:
@@ -147,7 +150,8 @@ def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, 
         trained = "all weights" if saved is None else "an adapter"
         wrong = [f"{trained} instead of {'all weights' if adapter is None else 'an adapter'}"]
     else:
-        wrong = differences(saved, adapter.config)
+        every = {"target_modules": adapter.linear} if saved.get("target_modules") == "all-linear" else {}
+        wrong = differences(saved | every, adapter.config)
     if wrong:
         raise DataError(
             f"the checkpoint {folder} was trained with {', '.join(wrong)}: set model.lora_configs as it was, or give "

@@ -18,7 +18,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.schema import State
 from trinity_core.view.archived import archived_rollouts
-from trinity_core.view.groups import GroupFilter, find_groups, group_row
+from trinity_core.view.groups import GroupFilter, earlier_draws, find_groups, group_row
 from trinity_core.view.samples import read_samples, sample_steps, side_by_side
 from trinity_core.view.shared_page import shared_page
 from trinity_core.view.tokens import PAGE, mean_advantage, token_page
@@ -107,15 +107,23 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/rollouts")
     def rollouts(
         name: str, step: Number | None = None, version: Number | None = None, group: str = "", state: str = "",
-        before: Id | None = None,
+        since: Number | None = None, before: Id | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The rollouts of a page of groups, newest first, each as a row of a table; of a group without any one row."""
+        """The rollouts of a page of groups, newest first, each as a row of a table; of a group without any one row.
+
+        With `since`, the latest groups of those tasks whose mean reward was another up to that explore step.
+        """
         if state and state.upper() not in State.__members__:
             raise HTTPException(404, f"there is no state {state}")
         run = run_named(name)
         with run.read() as (connection, t):
-            page = find_groups(connection, t, GroupFilter(step, version, group, state), before, TABLE_GROUPS)
-        return {"rollouts": [row for entry in page.groups for row in _rows(run, entry)], "before": page.before}
+            page = find_groups(connection, t, GroupFilter(step, version, group, state, since), before, TABLE_GROUPS)
+            earlier = {} if since is None else earlier_draws(connection, t, page.groups, since)
+        listed = [_rows(run, entry) for entry in page.groups]
+        if since is not None:
+            means = [(_mean(rows), _mean(_rows(run, earlier[rows[0]["task"]]))) for rows in listed]
+            listed = [rows for rows, both in zip(listed, means, strict=True) if None not in both and len({*both}) > 1]
+        return {"rollouts": [row for rows in listed for row in rows], "before": page.before}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
@@ -170,6 +178,12 @@ def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [group | {"place": place} | rollout for place, rollout in enumerate(rollouts)]
 
 
+def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean reward of a group's rows; None where nothing has one."""
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
     """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
     sampled = [] if experience.versions is None else [one for one in experience.versions.tolist() if one >= 0]
@@ -179,7 +193,6 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         "metrics": experience.metrics, "truncated": experience.truncated,
         "prompt_length": experience.prompt_length, "response_length": experience.response_length,
         "actions": int(experience.action_mask.sum()), "is_expert": experience.is_expert,
-        "task_index": experience.task_index,
         "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
         "advantage": mean_advantage(experience, advantages),
         **{name: _cut(experience.info.get(name, "")) for name in known},
@@ -190,7 +203,7 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
 def _archived(line: dict[str, Any]) -> dict[str, Any]:
     """A line of the archive as `_rollout` gives an experience: texts without tokens."""
     texts = {name: _cut(line.get(name, "")) for name in ("prompt", "response", "truth")}
-    fields = ("run", "turn", "reward", "metrics", "truncated", "is_expert", "task_index")
+    fields = ("run", "turn", "reward", "metrics", "truncated", "is_expert")
     lengths = {"prompt_length": line["prompt_tokens"], "response_length": line["response_tokens"], "actions": None}
     version = {"oldest": line["policy_version"], "newest": line["policy_version"], "advantage": None}
     return {name: line[name] for name in fields} | lengths | version | texts | {"info": {}, "archived": True}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from trinity_core.store.schema import State, Tables
 
@@ -27,6 +27,8 @@ class GroupFilter:
     """A part of the group's name or of its task's."""
     state: str = ""
     """A name of `State` in small letters."""
+    since: int | None = None
+    """Only the latest draws of tasks that were drawn up to this explore step and after it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ def group_row(connection: Connection, t: Tables, group_id: int) -> Json | None:
     return next(iter(_entries(connection, t, rows)), None)
 
 
+def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], since: int) -> dict[str, Json]:
+    """Task → its latest group up to an explore step, for the tasks of these groups."""
+    g = t.groups.c
+    drawn = g.task.in_([group["task"] for group in groups]) & (g.step <= since)
+    latest = select(func.max(g.id)).where(drawn).group_by(g.task)
+    rows = connection.execute(select(t.groups).where(g.id.in_(latest))).all()
+    return {entry["task"]: entry for entry in _entries(connection, t, rows)}
+
+
 def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> Select[Any]:
     """The groups that are wanted, newest first: read by primary key, of which the rows take part in one pass."""
     g = t.groups.c
@@ -70,6 +81,9 @@ def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> S
         )
     if wanted.state:
         query = query.where(g.state == int(State[wanted.state.upper()]))
+    if wanted.since is not None:
+        latest = select(func.max(g.id)).where(g.step > wanted.since, g.task.is_not(None)).group_by(g.task)
+        query = query.where(g.id.in_(latest), g.task.in_(select(g.task).where(g.step <= wanted.since)))
     return query
 
 
@@ -87,7 +101,7 @@ def _entries(connection: Connection, t: Tables, rows: Sequence[Row[Any]]) -> lis
         train_steps[group].append(step)
     return [
         {
-            "id": row.id, "group": row.name, "explorer": row.explorer, "step": row.step, "task": row.task,
+            "id": row.id, "group": row.name, "step": row.step, "task": row.task,
             "state": State(row.state).name.lower(), "size": row.size, "newest": row.newest, "oldest": row.oldest,
             "tries": row.tries, "failure": row.failure, "dropped": json.loads(row.dropped) if row.dropped else {},
             "stored": row.id in stored, "train_steps": train_steps[row.id],

@@ -40,14 +40,10 @@ function columns() {
 
 function wanted() {
   const rewards = Map.groupBy(rows, (row) => row.id);
-  const mean = (id) => rewards.get(id).reduce((sum, each) => sum + (each.reward ?? 0), 0) / rewards.get(id).length;
-  const earlier = (row) => rows.filter((each) => each.task !== null && each.task === row.task && each.step < row.step);
-  const last = (row) => earlier(row).reduce((newest, each) => (newest && newest.step >= each.step ? newest : each), null);
   const spread = (row) => new Set(rewards.get(row.id).map((each) => each.reward)).size;
   const takes = {
     all: () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
     flat: (row) => row.reward !== null && spread(row) === 1, mixed: (row) => spread(row) > 1,
-    changed: (row) => last(row) !== null && mean(last(row).id) !== mean(row.id),
   }[byId("rows").show.value];
   return rows.filter(takes);
 }
