@@ -554,8 +554,9 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
-@pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
+@pytest.mark.parametrize(("monitor", "args", "left"), [
+    ("mlflow", {}, ""), ("mlflow", {}, '{"run_id": "4'), ("wandb", {"mode": "offline"}, "null"),
+])  # fmt: skip
 def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
     info = RunInfo("p", "n", root / "p" / "n", args=args)
     note = info.job_dir / "monitor" / f"{monitor}.json"
