@@ -46,13 +46,13 @@ def measure(folder: Path, conversations: int, at_once: int) -> dict[str, float]:
     make_model(folder, 0)
     settings = EngineSettings(str(folder), max_model_len=256, max_num_seqs=64)
     os.environ |= settings.environment()
-    from inference.conversations import CALLS, converse_all, gaps
+    from inference.conversations import converse_all, every_answer_is_a_call, gaps
     from inference.openai_server import serving
 
     engine = InProcessEngine(settings)
     asyncio.run(engine.start())
     began = time.monotonic()
-    with serving(folder, engine, tool_call_parser=CALLS, enable_auto_tool_choice=True) as api:
+    with serving(folder, engine, tool_call_parser=every_answer_is_a_call(), enable_auto_tool_choice=True) as api:
         sessions = converse_all(api, conversations, at_once)
     talked = time.monotonic()
     differences = gaps(sessions, str(folder))

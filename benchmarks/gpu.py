@@ -5,10 +5,11 @@ lacks a package says so. Without a GPU nothing is done, unless `--tiny` runs eve
 
     python benchmarks/gpu.py --out results        all but the next line: torch, transformers, DeepSpeed
     python benchmarks/gpu.py --engine             engine, coexist, run and one_gpu as well: vLLM, Ray
+    python benchmarks/gpu.py --only lora_7b --only qlora_7b --only push --only experts      what is done only if named
 
 Beside torch and transformers the first line needs deepspeed, omegaconf, pydantic, sqlalchemy and xxhash, with what they
-require; vLLM without flashinfer needs VLLM_USE_FLASHINFER_SAMPLER=0. Weights that are pushed by NCCL need two GPUs:
-`tests/sync/test_sync_nccl.py` pushes them by gloo.
+require; vLLM without flashinfer needs VLLM_USE_FLASHINFER_SAMPLER=0; `qlora_7b` needs requirements/qlora.txt. `push`
+(weights by NCCL) and `experts` need two GPUs and say so where there is one; `tests/sync/test_sync_nccl.py` has gloo.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ GIB = 1 << 30
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}
 """Operations a second in bfloat16 without sparsity, as the data sheets say."""
 Result = dict[str, Any]
+
+
+class NotHere(Exception):
+    """The machine lacks what a part needs."""
 
 
 @dataclass(frozen=True)
@@ -153,14 +158,14 @@ def random_rows(scale: Scale, vocabulary: int, seed: int = 0) -> list[Any]:
     ]  # fmt: skip
 
 
-def make_model(scale: Scale) -> str:
+def make_model(scale: Scale, name: str = "", size: Any = None) -> str:
     """The folder of a random model; the first part that needs it makes it."""
     from trinity_core.data import tiny
 
-    folder = scale.folder / f"{'tiny' if scale.tiny else 'large'}_model"
+    folder = scale.folder / (name or f"{'tiny' if scale.tiny else 'large'}_model")
     if not folder.exists():
         making = folder.with_suffix(".part")
-        tiny.make_model(making, 0, scale.model)
+        tiny.make_model(making, 0, size or scale.model)
         making.rename(folder)
     return str(folder)
 
@@ -439,7 +444,8 @@ def use_of_gpu(learner: Any, rows: list[Any]) -> Result:
 
 
 def part_resume(scale: Scale) -> Result:
-    """A checkpoint is saved and loaded, and the next step taken twice: how far apart the two are."""
+    """Two checkpoints are copied, each beside the step that follows, and written; the second is loaded, and its next
+    step taken twice more: what the copies cost, and how far apart the three steps are."""
     from trinity_core.training.checkpoint import copy, largest_file, load
     from trinity_core.training.distributed import join, meeting_point
     from trinity_core.training.learner import Learner
@@ -451,32 +457,37 @@ def part_resume(scale: Scale) -> Result:
         ranks = join(0, 1, *meeting_point(), use_gpu=scale.device.type == "cuda")
         config = config_for(scale, model, folder, *HOW["whole_checkpointing"])
         learner = Learner(config, 4, ranks)
-        rows = random_rows(scale, learner.model_config.vocab_size)
-        learner.step(rows, 1)
-        saved = Path(folder) / "saved"
-        saved.mkdir()
-        seconds = [time.perf_counter()]
-        writer = CheckpointWriter(ranks)
-        with writer.start(1, saved, [0], largest_file(learner), lambda written: None) as copying:
-            copy(learner, 1, copying)
-        seconds.append(time.perf_counter())
+        rows, out, writer = random_rows(scale, learner.model_config.vocab_size), Result(), CheckpointWriter(ranks)
+
+        def take(step: int) -> dict[str, torch.Tensor]:
+            began = time.perf_counter()
+            learner.step(rows, step)
+            settle(ranks.device)
+            out["step_s"] = time.perf_counter() - began
+            return {name: w.cpu().clone() for name, w in weights(learner.engine)}
+
+        take(1)
+        for turn, name in enumerate(("", "_again"), start=1):  # the first makes the place in the machine's memory
+            saved, began = Path(folder) / f"saved{turn}", time.perf_counter()
+            saved.mkdir()
+            with writer.start(turn, saved, [0], largest_file(learner), lambda written: None) as copying:
+                copy(learner, turn, copying)
+            out[f"copy{name}_s"] = time.perf_counter() - began
+            states = [take(turn + 1)]
+            out[f"step_beside_copy{name}_s"] = out["step_s"]
+            writer.until_written()
+            out[f"write{name}_s"] = time.perf_counter() - began
         writer.close()
-        written = time.perf_counter() - seconds[0]
-        states = []
         for _ in range(2):
-            seconds.append(time.perf_counter())
+            began = time.perf_counter()
             load(learner, saved)
-            seconds.append(time.perf_counter())
-            learner.step(rows, 2)
-            states.append({name: w.cpu().clone() for name, w in weights(learner.engine)})
-    first, second = states
-    differing = sum(int((first[name] != second[name]).sum()) for name in first)
-    most = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
-    return {
-        "copy_s": seconds[1] - seconds[0], "write_s": written, "load_s": seconds[3] - seconds[2],
-        "largest_difference": most,
-        "differing_share": differing / sum(w.numel() for w in first.values()), "exact": not differing,
-    }  # fmt: skip
+            out["load_s"] = time.perf_counter() - began
+            states.append(take(3))
+    first, *others = states
+    differing = sum(int((first[name] != other[name]).sum()) for other in others for name in first)
+    most = max(float((first[name].float() - other[name].float()).abs().max()) for other in others for name in first)
+    out |= {"largest_difference": most, "exact": not differing}
+    return out | {"differing_share": differing / sum(2 * w.numel() for w in first.values())}
 
 
 def part_engine(scale: Scale) -> Result:
@@ -489,7 +500,11 @@ def part_engine(scale: Scale) -> Result:
         model = make_model(scale)
         open_versions("checkpoint", Path(folder)).publish(1, adapter_for(model))
         adapter = {"lora_rank": RANK, "lora_modules": (ADAPTED,)}
-        kinds = {"graphs": (False, {}), "eager": (True, {}), "lora": (scale.device.type == "cpu", adapter)}
+        kinds = {
+            "graphs": (False, {}), "eager": (True, {}), "lora": (scale.device.type == "cpu", adapter),
+            "fp8": (False, {"extra_engine_args": {"quantization": "fp8"}}),
+            "ngram": (False, {"extra_engine_args": {"speculative_config": NGRAM}}),
+        }  # fmt: skip
         for name, (eager, more) in kinds.items():
             if scale.device.type == "cpu" and not eager:
                 continue
@@ -500,6 +515,75 @@ def part_engine(scale: Scale) -> Result:
 
 
 RANK, ADAPTED = 8, "o_proj"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+
+
+def part_experts(scale: Scale) -> Result:
+    """An engine whose two GPUs have half of a mixture's experts each: `try_engine` of a random Qwen3-MoE."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from trinity_core.inference.requests import WeightSource
+
+    need_two_gpus("experts are divided among GPUs")
+    shape = {"hidden_size": 1024, "num_hidden_layers": 8, "moe_intermediate_size": 512, "vocab_size": 32000}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
+    with tempfile.TemporaryDirectory() as folder:
+        config = AutoConfig.for_model("qwen3_moe", num_experts=32, num_experts_per_tok=4, **shape, **heads)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        args = {"tensor_parallel_size": 2, "extra_engine_args": {"enable_expert_parallel": True}}
+        engine = engine_of(scale, folder, gpu_memory_utilization=0.5, **args)
+        return asyncio.run(try_engine(engine, scale, WeightSource("folder", folder), 0))
+
+
+def need_two_gpus(why: str) -> None:
+    if torch.cuda.device_count() < 2:
+        raise NotHere(f"{why}, and there are {torch.cuda.device_count()}")
+
+
+class SameLoop:
+    """A `RayEngine` of an engine that runs in an event loop of this process; other threads call it."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine, loop
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        method = getattr(self._engine, verb)
+        return lambda *given: asyncio.run_coroutine_threadsafe(method(*given), self._loop).result(120)
+
+
+def part_push(scale: Scale) -> Result:
+    """Weights from a trainer's GPU by NCCL into an engine on another, thrice; each push is checked by its digests."""
+    need_two_gpus("weights are pushed from one GPU to another")
+    from trinity_core.inference.requests import WeightSource
+    from trinity_core.inference.weight_receiver import with_head
+    from trinity_core.sync.nccl import PushedVersions
+    from trinity_core.sync.nccl_transfer import EngineGroup, KeptWeights, NcclSender, VllmWeights
+    from trinity_core.training.policy import load_causal_lm
+
+    async def push(model: str, folder: str) -> Result:
+        lm = load_causal_lm(model, torch.bfloat16).to(scale.device)
+        weights = KeptWeights(dict(with_head(iter(lm.state_dict().items()))))
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"  # of the engine's processes; this one has opened GPU 0
+        engine = engine_of(scale, model, sleeps=False, weight_transfer="nccl", gpu_memory_utilization=0.5)
+        out: Result = {"start_s": await engine.start(), "gb": sum(t.nbytes for t in weights.tensors.values()) / 1e9}
+        group = EngineGroup([SameLoop(engine, asyncio.get_running_loop())], 1)  # type: ignore[list-item]
+        versions, source = PushedVersions.open(Path(folder)), VllmWeights(weights, "bfloat16")
+        sender = await asyncio.to_thread(NcclSender, 0, source, group, versions)
+        for version in (1, 2, 3):
+            for tensor in {tensor.data_ptr(): tensor for tensor in weights.tensors.values()}.values():
+                tensor.mul_(1.01)
+            began = time.perf_counter()
+            await asyncio.to_thread(sender.send, version)
+            out["push_s"], began = time.perf_counter() - began, time.perf_counter()
+            await engine.load(WeightSource("nccl", folder), version)
+            out["check_s"] = time.perf_counter() - began
+            assert engine.version == version
+        sender.close()
+        await engine.stop()
+        return out
+
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(push(make_model(scale), folder))
 
 
 def adapter_for(model: str) -> list[tuple[str, torch.Tensor]]:
@@ -522,7 +606,8 @@ def engine_of(scale: Scale, model: str, **settings: Any) -> Any:
 
     on_gpu = scale.device.type == "cuda"
     kv_cache_gib = None if on_gpu else 0.1
-    made = EngineSettings(model, sum(scale.rows[2:]), on_gpu, sleeps=True, kv_cache_gib=kv_cache_gib, **settings)
+    settings = {"sleeps": True, "kv_cache_gib": kv_cache_gib, **settings}
+    made = EngineSettings(model, sum(scale.rows[2:]), on_gpu, **settings)
     os.environ.update(made.environment())
     return engine_class(made)(made)
 
@@ -654,30 +739,61 @@ def part_run(scale: Scale) -> Result:
 
 
 def part_one_gpu(scale: Scale) -> Result:
-    """Two steps of configs/gsm8k/one_gpu.yaml with random weights, whose answers all run to their limit, on as much of
-    the GPU as one of 24 GB has: seconds and memory."""
+    """Two steps of configs/gsm8k/one_gpu.yaml as on 24 GB."""
+    return on_small_gpu(scale, "gsm8k/one_gpu", make_model(scale), 24)
+
+
+def part_lora_7b(scale: Scale) -> Result:
+    """Two steps of configs/lora/one_gpu.yaml as on 24 GB, with a model of Qwen2.5-7B's shape, its embeddings tied."""
+    return on_small_gpu(scale, "lora/one_gpu", make_7b(scale), 24)
+
+
+def part_qlora_7b(scale: Scale) -> Result:
+    """The same with the base in 4 bits, as on 16 GB."""
+    in_4_bits = "model.lora_configs=[{lora_rank: 32, lora_alpha: 32, load_in_4bit: true}]"
+    return on_small_gpu(scale, "lora/one_gpu", make_7b(scale), 16, *[in_4_bits] * (scale.device.type == "cuda"))
+
+
+def make_7b(scale: Scale) -> str:
+    from trinity_core.data.tiny import TinySize
+
+    return make_model(scale) if scale.tiny else make_model(scale, "7b", TinySize(3584, 18944, 28, 28, 4, 4096, 152064))
+
+
+LIMIT = """import ray, torch
+
+if ray.is_initialized() and ray.get_gpu_ids() and torch.cuda.is_available():
+    torch.cuda.set_per_process_memory_fraction({share})
+"""
+"""A plugin that lets torch in the trainer have no more of the GPU; an engine's share is a setting."""
+
+
+def on_small_gpu(scale: Scale, recipe: str, model: str, gb: int, *overrides: str) -> Result:
+    """Two steps of a recipe with random weights, whose answers all run to their limit, on as much of the GPU as one of
+    so many GB has: seconds and memory."""
+    from trinity_core.config.training import GPU_CONTEXT
     from trinity_core.data.tiny import make_tiny
 
-    on_gpu = scale.device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
-        place = {"TRINITY_MODEL_PATH": make_model(scale)}
+        place = {"TRINITY_MODEL_PATH": model}
         place["TRINITY_TASKSET_PATH"] = str(make_tiny(Path(folder) / "begin").data)
         fields = ("buffer.explorer_input.eval_tasksets=[]", "buffer.explorer_input.taskset.subset_name=null")
-        more = ["buffer.total_steps=2", *fields]
-        if on_gpu:
-            share = 0.85 * 24e9 / torch.cuda.get_device_properties(0).total_memory
-            more += [f"explorer.rollout_model.gpu_memory_utilization={share:.3f}"]
+        more = ["buffer.total_steps=2", *fields, *overrides]
+        if scale.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(0).total_memory
+            (Path(folder) / "plugins").mkdir()
+            limit = LIMIT.format(share=(gb * 1e9 - GPU_CONTEXT) / memory)
+            (Path(folder) / "plugins" / "limit.py").write_text(limit)
+            more.append(f"explorer.rollout_model.gpu_memory_utilization={0.85 * gb * 1e9 / memory:.3f}")
+            more.append(f"plugin_dir={folder}/plugins")
         else:
             more += [
-                "cluster.gpu_per_node=0",
-                "model.max_response_tokens=16",
-                "model.max_prompt_tokens=128",
+                "cluster.gpu_per_node=0", "model.max_response_tokens=16", "model.max_prompt_tokens=128",
                 "buffer.batch_size=4",
-            ]
+            ]  # fmt: skip
+        name = recipe.replace("/", "_")
         with most_used() as used:
-            out = finished(
-                command("gsm8k/one_gpu", "one_gpu", folder, *more), place, Path(folder) / "Trinity-Flows" / "one_gpu"
-            )
+            out = finished(command(recipe, name, folder, *more), place, Path(folder) / "Trinity-Flows" / name)
         return out | {"most_used_gib": max(used, default=None)}
 
 
@@ -737,9 +853,14 @@ PARTS: dict[str, tuple[Callable[[Scale], Result], int]] = {
     "coexist": (part_coexist, 140),
     "run": (part_run, 400),
     "one_gpu": (part_one_gpu, 240),
+    "lora_7b": (part_lora_7b, 420),
+    "qlora_7b": (part_qlora_7b, 420),
+    "push": (part_push, 180),
+    "experts": (part_experts, 180),
 }
-"""What each does, and its limit in seconds: 540 in all without vLLM, and twice as many with it."""
+"""What each does, and its limit in seconds: 540 in all without vLLM."""
 NEED_VLLM = ("engine", "coexist", "run", "one_gpu")
+IF_NAMED = ("lora_7b", "qlora_7b", "push", "experts")
 
 
 def share_heads() -> None:
@@ -768,7 +889,7 @@ def run_part(name: str, scale: Scale, out: Path) -> None:
     result["device"] = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
     try:
         result |= {"status": "done", **PARTS[name][0](scale)}
-    except ImportError as error:
+    except (ImportError, NotHere) as error:
         result |= {"status": "skipped", "reason": str(error)}
     except Exception as error:  # noqa: BLE001 - the others go on, and the file says why this one did not
         traceback.print_exc()
@@ -793,7 +914,7 @@ def main() -> int:
     if args.part:
         run_part(args.part, Scale(args.tiny, args.models), args.out)
         return 0
-    names = args.only or [name for name in PARTS if name not in NEED_VLLM or args.engine]
+    names = args.only or [name for name in PARTS if name not in IF_NAMED and (name not in NEED_VLLM or args.engine)]
     if args.models:
         return int(run_parts(names, args))
     with tempfile.TemporaryDirectory() as folder:

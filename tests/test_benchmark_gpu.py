@@ -28,7 +28,7 @@ PARTS = {
     },
     "host": {"bfloat16", "bfloat16_checkpointing", "float32_lora", "bfloat16_zero2_offload"},
     "steps": {"whole", "whole_checkpointing", "zero2_offload", "zero3_checkpointing"},
-    "resume": {"copy_s", "write_s", "load_s", "exact"},
+    "resume": {"copy_s", "copy_again_s", "step_s", "step_beside_copy_again_s", "write_s", "load_s", "exact"},
     "engine": {"eager", "lora"},
     "coexist": {"engine_resting_gib", "trainer_resting_gib", "at_once_s"},
 }
@@ -43,6 +43,13 @@ def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
     done = run(tmp_path / "out")
     assert done.returncode == 0 and "no GPU" in done.stdout and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_what_needs_two_gpus_passes_without(tmp_path: Path) -> None:
+    done = run(tmp_path, "--tiny", "--only", "push", "--only", "experts")
+    reports = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("push", "experts")]
+    assert done.returncode == 0 and {report["status"] for report in reports} == {"skipped"}, done.stderr
 
 
 @pytest.mark.slow
@@ -66,7 +73,10 @@ def test_every_part_works_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     gpu = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, gpu)
     spec.loader.exec_module(gpu)
-    assert gpu.PARTS.keys() - PARTS.keys() == {"run", "one_gpu"}  # whole runs, which take minutes
+    whole_runs = {"run", "one_gpu", "lora_7b", "qlora_7b"}  # which take minutes
+    assert gpu.PARTS.keys() - PARTS.keys() == whole_runs | {"push", "experts"}
+    limits = [limit for name, (_, limit) in gpu.PARTS.items() if name not in {*gpu.NEED_VLLM, *gpu.IF_NAMED}]
+    assert sum(limits) <= 9 * 60
 
     def run_part(command: list[str], **_: Any) -> None:
         monkeypatch.setattr(sys, "argv", command[1:])

@@ -95,6 +95,11 @@ class JobLayout:
         return self.root / "stages.json"
 
     @property
+    def scoring_seconds(self) -> Path:
+        """JSON of a pipeline: `before`, or a stage whose model was scored after it -> the seconds that took."""
+        return self.root / "scoring_seconds.json"
+
+    @property
     def explorer_meta(self) -> Path:
         """JSON of the explorers' state."""
         return self.root / "explorer_meta.json"

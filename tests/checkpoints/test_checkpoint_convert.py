@@ -1,6 +1,7 @@
 """Conversion to Hugging Face: every format of shards, and what the command promises."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ from math import prod
 import pytest
 import torch
 import torch.distributed as dist
+from forkserver import PROCESSES
 from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -158,8 +160,14 @@ def _rank_of_two(rank, root, port):
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     torch.save(model.state_dict(), root / "real/global_step_1/actor" / shard_name("model", 2, rank))
     dist.destroy_process_group()
-    if rank == 0:
-        _save_layouts(root)
+
+
+def _save_all(root, port):
+    second = multiprocessing.get_context("fork").Process(target=_rank_of_two, args=(1, root, port))
+    second.start()
+    _rank_of_two(0, root, port)
+    second.join()
+    _save_layouts(root)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +178,10 @@ def layouts(tmp_path_factory):
     """
     root = tmp_path_factory.mktemp("layouts")
     folder_for(root / "real", 1, tiny())
-    torch.multiprocessing.spawn(_rank_of_two, (root, free_port()), nprocs=2)
+    first = PROCESSES.Process(target=_save_all, args=(root, free_port()))
+    first.start()
+    first.join()
+    assert first.exitcode == 0
     return root
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import openai
 from inference.openai_server import Api
-from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
-from vllm.tool_parsers import ToolParser, ToolParserManager
 
 from trinity_core.inference.openai_api.recorded_session import RecordedSession
 
@@ -24,23 +22,22 @@ ADD = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"said": {"type": "string"}}}},
 }
-CALLS = "every_answer_is_a_call"
-"""A tool parser with which a model that was never trained calls tools."""
-
-
 FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
 """The second are vLLM's words where a prompt that it rendered itself fills the context exactly."""
 
 
-class EveryAnswerIsACall(ToolParser):
-    """Takes any answer for a call of `add`."""
+def every_answer_is_a_call() -> str:
+    """The name of a tool parser with which a model that was never trained calls tools: each answer is a call."""
+    from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
+    from vllm.tool_parsers import ToolParser, ToolParserManager
 
-    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
-        function = FunctionCall(name="add", arguments=json.dumps({"said": model_output}))
-        return ExtractedToolCallInformation(tools_called=True, tool_calls=[ToolCall(function=function)])
+    class EveryAnswerIsACall(ToolParser):
+        def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+            function = FunctionCall(name="add", arguments=json.dumps({"said": model_output}))
+            return ExtractedToolCallInformation(tools_called=True, tool_calls=[ToolCall(function=function)])
 
-
-ToolParserManager.register_module(CALLS, module=EveryAnswerIsACall)
+    ToolParserManager.register_module(name := EveryAnswerIsACall.__name__, module=EveryAnswerIsACall)
+    return name
 
 
 def streamed(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:

@@ -178,8 +178,7 @@ def test_an_error_of_our_own_stays_as_it_is():
 
 
 REAL = """
-import asyncio, json, sys
-from pathlib import Path
+import asyncio, json, multiprocessing, sys
 import numpy as np
 from trinity_core.inference.async_llm import AsyncLLMEngine
 from trinity_core.inference.requests import Request, Sampling, WeightSource
@@ -208,10 +207,11 @@ async def main(model, method, folder, **lora):
     }))
     await engine.stop()
 
-if __name__ == "__main__":
-    model, adapter, whole = sys.argv[1:]
-    asyncio.run(main(model, "checkpoint", adapter, lora_rank=4, lora_modules=("o_proj",)))
-    asyncio.run(main(model, "memory", whole))
+model, adapter, whole = sys.argv[1:]
+forked = multiprocessing.get_context("fork")
+multiprocessing.get_context = lambda method: forked  # on a CPU, vLLM has each of four processes import all of it anew
+asyncio.run(main(model, "checkpoint", adapter, lora_rank=4, lora_modules=("o_proj",)))
+asyncio.run(main(model, "memory", whole))
 """
 
 

@@ -1,10 +1,7 @@
-"""Engines of models with latent attention: what vLLM keeps of a token, and whole weights that they load."""
+"""Latent attention in engines; `test_inference_families` starts some."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,21 +16,6 @@ from trinity_core.inference.vllm_types import engine_arguments
 from trinity_core.inference.weight_receiver import parameter_digests
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.weight_check import ABSORBED, verify_parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["deepseek_v3", "minicpm3"])
-@pytest.mark.timeout(400)
-def test_latent_attention_loads_weights_and_keeps_what_is_estimated(kind: str, tmp_path: Path) -> None:
-    """The one keeps the latent vector, the other whole keys and values. The first makes matrices of `kv_b_proj`, which
-    are made anew."""
-    script = Path(__file__).with_name("latent_attention.py")
-    command = [sys.executable, script, kind, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    kept, estimate, from_reload, from_transformers = json.loads(done.stdout.splitlines()[-1])
-    assert kept == estimate > 0 and from_reload == 0.0
-    assert from_transformers < 1e-4
 
 
 def test_matrices_of_latent_attention_are_checked_as_what_they_are_made_of() -> None:

@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 from raising import raising
 from rollout.fakes import FakeEngine
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.parser.abstract_parser import Parser
-from vllm.parser.parser_manager import ParserManager
-from vllm.tokenizers.hf import get_cached_tokenizer
-from vllm.tool_parsers import ToolParserManager
 from workflows.workflow_helpers import make_task
 
 from trinity_core.config import RolloutModelConfig
@@ -207,12 +202,23 @@ def delivered(make, text, tokenizer, streamed):
     return content, calls
 
 
-def test_streamed_answers_are_read_as_whole_ones(tokenizer, tiny_folder):
+@pytest.fixture
+def request_with_tools():
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    return ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
+
+
+def test_streamed_answers_are_read_as_whole_ones(tokenizer, tiny_folder, request_with_tools):
     """With each of vLLM's parsers that works with this tokenizer."""
+    from vllm.parser.parser_manager import ParserManager
+    from vllm.tokenizers.hf import get_cached_tokenizer
+    from vllm.tool_parsers import ToolParserManager
+
+    request = request_with_tools
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_tokens(["[TOOL_CALLS]", "<|python_tag|>"])
     tokenizer = get_cached_tokenizer(tokenizer)
-    request = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
     tried = set()
     for name in sorted(ToolParserManager.list_registered()):
         try:
@@ -231,7 +237,9 @@ def test_streamed_answers_are_read_as_whole_ones(tokenizer, tiny_folder):
     assert {"hermes", "mistral", "pythonic", "qwen3_coder", *KEEPS_TEXT} <= tried
 
 
-def test_a_parser_that_raises_leaves_text(tokenizer, tiny_folder):
+def test_a_parser_that_raises_leaves_text(tokenizer, request_with_tools):
+    from vllm.parser.abstract_parser import Parser
+
     class Broken(Parser):
         tool_parser = True
 
@@ -243,6 +251,5 @@ def test_a_parser_that_raises_leaves_text(tokenizer, tiny_folder):
 
         parse_delta = parse
 
-    request = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
     for streamed in (False, True):
-        assert delivered(lambda: (Broken(), request), CALL, tokenizer, streamed) == (CALL, [])
+        assert delivered(lambda: (Broken(), request_with_tools), CALL, tokenizer, streamed) == (CALL, [])

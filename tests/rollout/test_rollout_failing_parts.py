@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 import psutil
 import pytest
-from inference.conversations import CALLS
+from inference.conversations import every_answer_is_a_call
 from rollout.exploring import config_of, explored, logprobs_of
 from transformers import AutoTokenizer
 
@@ -49,7 +49,7 @@ def test_tools_that_hang_or_raise_are_told_to_the_model(
 
     monkeypatch.setitem(TOOLS, "add", add)
     args = {"tools": ("add",), "max_turns": 3, "time_limit": 2.0}
-    values = {"explorer.rollout_model.tool_call_parser": CALLS}
+    values = {"explorer.rollout_model.tool_call_parser": every_answer_is_a_call()}
     tools = {"default_workflow_type": "toolcall_workflow", "workflow_args": args}
     config = configured(tiny_folders, tmp_path, values, **tools)
     rows = explored(config, tiny_engine, tiny_model)

@@ -91,12 +91,6 @@ def test_an_engine_judges_the_answers_of_an_engine(taught, tmp_path, workflow, t
         assert row.metrics.get("gold_reward", right) == right and row.action_mask.all()
 
 
-def test_an_engine_answers_in_a_box(taught, tmp_path):
-    rows = explored(config_of(taught[0], tmp_path, "math_boxed_workflow"), taught[1])
-    assert len(rows) == 12 and {row.info["response"] for row in rows} == {"\\boxed{1}"}
-    assert {row.reward for row in rows} == {1.0} and {row.metrics["accuracy"] for row in rows} == {1.0}
-
-
 def test_an_engine_tries_again(taught, tmp_path):
     settings = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2}}
     rows = explored(config_of(taught[0], tmp_path, "multi_turn_workflow", **settings), taught[1])

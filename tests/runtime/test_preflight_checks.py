@@ -27,7 +27,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.runtime.preflight.models import model_fault, positions_of
-from trinity_core.runtime.preflight.resource_estimate import ENGINE, TRAINER, Room
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, REWARDS, TRAINER, Room
 from trinity_core.runtime.stage import StageRequest, choose_stage
 
 INPUT = "buffer.explorer_input"
@@ -60,6 +60,12 @@ def problems(run_file: Path, *overrides: str) -> dict[str, str]:
     return {}
 
 
+def on_node(run_file, numbers, *overrides):
+    """Keys of the problems that a node of a joined cluster finds, which runs so many processes of each kind."""
+    findings = checks.unready_node(load_checked(run_file, overrides), 0, numbers, reads=TRAINER in numbers)
+    return [finding.key for finding in findings if finding.severity == "error"]
+
+
 def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
     assert problems(run_file) == {}
     assert not (tmp_path / "runs").exists(), "looking leaves nothing behind"
@@ -85,6 +91,8 @@ def test_what_is_not_there_is_named_with_its_line(run_file, override, key):
         load_ready(run_file, [override])
     [problem] = caught.value.problems
     assert problem.line or override in problem.file
+    if "template" in key:  # the trainer writes it into checkpoints
+        assert [on_node(run_file, {kind: 1}, override) for kind in (REWARDS, TRAINER, ENGINE)] == [[key], [key], []]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,8 @@ def test_a_dotted_workflow_is_imported(run_file, tmp_path, monkeypatch, name, me
     else:
         [(key, text)] = by_key.items()
         assert key == f"{INPUT}.taskset.default_workflow_type" and message in text
+    for kind in (REWARDS, ENGINE, TRAINER):
+        assert on_node(run_file, {kind: 1}, override) == list(by_key) * (kind == REWARDS), "the explorer's node"
 
 
 @pytest.mark.parametrize(
@@ -139,8 +149,7 @@ def test_sequences_fit_the_positions_of_the_model(run_file, tiny_folders, overri
     overrides = [one.replace("MODEL", model) for one in overrides]
     assert list(problems(run_file, *overrides)) == ([key] if key else [])
     numbers = {TRAINER: 1} if "mode=train" in overrides else {ENGINE: 1}
-    findings = checks.unready_node(load_checked(run_file, overrides), 0, numbers, reads=False)
-    assert [finding.key for finding in findings if finding.severity == "error"] == ([key] if key else [])
+    assert on_node(run_file, numbers, *overrides) == ([key] if key else [])
 
 
 def test_a_reward_model_may_have_fewer_positions(run_file, tiny_folders, tmp_path):
@@ -321,6 +330,9 @@ def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):
         absent = list(models.missing_packages(load_checked(run_file, lora)))
         assert [finding.key for finding in absent] == ["model.lora_configs[0].load_in_4bit"] * (there != names)
         assert all(name in absent[0].message for name in names - there)
+        for kind in (ENGINE, TRAINER, REWARDS):
+            found = "model.lora_configs[0].load_in_4bit" in on_node(run_file, {kind: 1}, *lora)
+            assert found is (there != names and kind != REWARDS)
     assert "model.lora_configs[0].load_in_4bit" not in problems(run_file, *lora[:2])
 
 
@@ -474,6 +486,8 @@ def test_a_template_that_tells_no_parser_is_found_before_the_run(run_file):
     plain, hermes = "'{{ messages[0].content }}'", "'<tool_call>{{ messages[0].content }}'"
     parser = "explorer.rollout_model.tool_call_parser"
     assert parser in problems(run_file, flow, key, template + plain)
+    assert parser in on_node(run_file, {REWARDS: 1}, flow, key, template + plain)
+    assert parser not in on_node(run_file, {ENGINE: 1}, flow, key, template + plain)
     assert parser not in problems(run_file, template + plain)
     assert parser not in problems(run_file, flow, key, template + hermes)
     assert parser not in problems(run_file, flow, key, template + plain, f"{parser}=glm45")

@@ -110,6 +110,20 @@ def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, m
     assert summary["score"] == 0.9 and summary["seconds"] == sft["seconds"] + rft["seconds"] + 5.0
 
 
+def test_a_resumed_pipeline_knows_how_long_an_earlier_attempt_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pipeline_of(tmp_path)
+    sft, rft = run_all(tmp_path)
+    write_summary(stages(config)[-1], rft | {"name": "rft", "score": None})
+    for seconds in (5.0, 0.0):  # nothing is left to score
+        scored = {"score": 0.9, "scores": {"step 3": 0.9}, "seconds": seconds}
+        monkeypatch.setattr(driver, "run_request", lambda *_, scored=scored: scored)
+        summary = driver.run_pipeline(config)
+        assert summary["stage_seconds"]["before"] == 5.0
+        assert summary["seconds"] == sft["seconds"] + rft["seconds"] + 10.0
+
+
 def test_the_model_of_a_pipeline_is_the_one_that_was_trained_last(tmp_path: Path) -> None:
     """Also where a stage that only evaluates follows."""
     _, rft = run_all(tmp_path)

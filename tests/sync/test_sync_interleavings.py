@@ -12,8 +12,9 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import pytest
 
@@ -63,8 +64,7 @@ class Run:
         return self.steps if self.style == "fixed" else -(-self.explorers * self.steps * self.rows // self.batch)
 
 
-@dataclass(frozen=True)
-class Explorer:
+class Explorer(NamedTuple):
     """What the store knows of an explorer, and what the explorer knows itself."""
 
     done: int = 0
@@ -76,8 +76,7 @@ class Explorer:
     """`silent`: dead or frozen, but not known to be; `known`: the others no longer wait for it."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     explorers: tuple[Explorer, ...]
     queue: tuple[tuple[int, int, int], ...] = ()
     """(explorer, its step, version) of each row that is ready, oldest first."""
@@ -88,7 +87,7 @@ class State:
     leased_rows: tuple[tuple[int, int, int], ...] = ()
     """Rows of the batches since the checkpoint."""
     crashes: int = 0
-    dropped: bool = field(default=False)
+    dropped: bool = False
     """Whether a row was found to be too old when its turn came."""
     loadable: tuple[int, ...] = (0,)
     """Fixed style: the published versions that are there."""
@@ -111,8 +110,8 @@ Edges = Iterator[tuple[str, State]]
 
 def with_explorer(state: State, index: int, **changes: object) -> State:
     explorers = list(state.explorers)
-    explorers[index] = replace(explorers[index], **changes)
-    return replace(state, explorers=tuple(explorers))
+    explorers[index] = explorers[index]._replace(**changes)
+    return state._replace(explorers=tuple(explorers))
 
 
 def explorer_edges(run: Run, state: State, index: int) -> Edges:
@@ -126,13 +125,13 @@ def explorer_edges(run: Run, state: State, index: int) -> Edges:
         return
     if state.crashes < run.crashes and me.done < run.steps:
         lost = with_explorer(state, index, lost="silent")
-        yield "crash", replace(lost, crashes=state.crashes + 1, gpu=without("explorer", state))
+        yield "crash", lost._replace(crashes=state.crashes + 1, gpu=without("explorer", state))
     if me.begun is not None:
         yield "put", put(run, state, index)
     elif me.done < run.steps and state.leased < run.train_steps:
         yield from on_shared_gpu(run, state, begin(run, state, index), index)
     elif state.gpu == "explorer":
-        yield "leave", replace(state, gpu="")
+        yield "leave", state._replace(gpu="")
 
 
 def without(side: str, state: State) -> str:
@@ -145,9 +144,9 @@ def on_shared_gpu(run: Run, state: State, after: State, index: int) -> Edges:
     if not run.colocated:
         yield "begin", after
     elif after.explorers[index].begun is None:
-        yield "begin", replace(after, gpu=without("explorer", state))
+        yield "begin", after._replace(gpu=without("explorer", state))
     elif state.gpu != "trainer":
-        yield "begin", replace(after, gpu="explorer")
+        yield "begin", after._replace(gpu="explorer")
 
 
 def begin(run: Run, state: State, index: int) -> State:
@@ -156,7 +155,7 @@ def begin(run: Run, state: State, index: int) -> State:
         due = run.schedule.required_version(me.done + 1)
         version = min((v for v in state.loadable if v >= due), default=due)
         awaited = due if version not in state.loadable else None
-        state = replace(state, inexact=state.inexact or (awaited is None and version != due))
+        state = state._replace(inexact=state.inexact or (awaited is None and version != due))
     else:
         version = run.schedule.dynamic_version(me.done + 1, me.held, state.published)
         awaited = admitted(run, state, index, version)
@@ -179,7 +178,7 @@ def put(run: Run, state: State, index: int) -> State:
     rows = ((index, me.done + 1, me.begun),) * (run.sequences[me.done] if run.sequences else run.rows)
     waits = run.style == "fixed" and me.done + 1 < run.steps
     waiting = run.schedule.required_version(me.done + 2) if waits else None
-    state = replace(state, queue=state.queue + rows)
+    state = state._replace(queue=state.queue + rows)
     return with_explorer(state, index, done=me.done + 1, begun=None, waiting=waiting)
 
 
@@ -192,18 +191,18 @@ def nothing_more_comes(run: Run, state: State) -> bool:
 def trainer_edges(run: Run, state: State) -> Edges:
     if state.down:
         if not state.gpu:
-            yield "resume", rewound(run, replace(state, gpu="trainer", down=False))
+            yield "resume", rewound(run, state._replace(gpu="trainer", down=False))
         return
     if state.crashes < run.crashes and state.leased:
-        crashed = replace(state, crashes=state.crashes + 1, gpu=without("trainer", state))
-        yield "crash", replace(crashed, down=True) if run.colocated else rewound(run, crashed)
+        crashed = state._replace(crashes=state.crashes + 1, gpu=without("trainer", state))
+        yield "crash", crashed._replace(down=True) if run.colocated else rewound(run, crashed)
         if run.style == "fixed":
             yield "crash", rewound(run, all_lost(crashed))
             if not state.training and state.trained > state.committed:
                 yield "crash", rewound(run, all_lost(checkpoint(run, crashed)))
     if state.training:
         if not run.colocated or state.gpu != "explorer":
-            yield "train", trained(run, replace(state, gpu="trainer" if run.colocated else ""))
+            yield "train", trained(run, state._replace(gpu="trainer" if run.colocated else ""))
     elif state.trained < run.train_steps:
         fresh = tuple(row for row in state.queue if row[2] >= state.trained - run.bound.max_staleness)
         dropped = state.dropped or len(fresh) < len(state.queue)
@@ -212,18 +211,18 @@ def trainer_edges(run: Run, state: State) -> Edges:
         if full or nothing_more_comes(run, state):
             taken = sum(row[:2] in steps[: run.whole] for row in fresh) if run.whole else run.batch
             batch, rest = fresh[:taken], fresh[taken:]
-            leased = replace(state, queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
+            leased = state._replace(queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
             yield "lease" if batch else "empty", leased
         elif state.gpu == "trainer":
-            yield "wait", replace(state, gpu="")
+            yield "wait", state._replace(gpu="")
     elif state.gpu == "trainer":
-        yield "finish", replace(state, gpu="")
+        yield "finish", state._replace(gpu="")
 
 
 def trained(run: Run, state: State) -> State:
     step = state.trained + 1
     published = step if run.schedule.publishes_after(step) else state.published
-    state = replace(state, trained=step, training=False, published=published)
+    state = state._replace(trained=step, training=False, published=published)
     if published == step:
         state = with_versions(run, state, (*state.loadable, step))
     if step % run.save_every == 0 or step == run.train_steps:
@@ -234,7 +233,7 @@ def trained(run: Run, state: State) -> State:
 def with_versions(run: Run, state: State, versions: tuple[int, ...]) -> State:
     if run.style != "fixed":
         return state
-    return replace(state, loadable=versions[-run.schedule.versions_kept :])
+    return state._replace(loadable=versions[-run.schedule.versions_kept :])
 
 
 def oldest_needed(run: Run, state: State) -> int:
@@ -244,13 +243,13 @@ def oldest_needed(run: Run, state: State) -> int:
 def checkpoint(run: Run, state: State) -> State:
     """Also what the trainer does when the run is asked to stop."""
     older = [v for v in state.loadable if oldest_needed(run, state) <= v < state.trained]
-    return replace(state, committed=state.trained, leased_rows=(), saved=tuple(older) if run.style == "fixed" else ())
+    return state._replace(committed=state.trained, leased_rows=(), saved=tuple(older) if run.style == "fixed" else ())
 
 
 def all_lost(state: State) -> State:
     """Every process has ended, and shared memory with them; they are started again."""
-    explorers = tuple(replace(explorer, lost="") for explorer in state.explorers)
-    return replace(state, explorers=explorers, loadable=(), gpu="")
+    explorers = tuple(explorer._replace(lost="") for explorer in state.explorers)
+    return state._replace(explorers=explorers, loadable=(), gpu="")
 
 
 def rewound(run: Run, state: State) -> State:
@@ -267,7 +266,7 @@ def rewound(run: Run, state: State) -> State:
         done = min(explorer.done, first.get(index, run.steps + 1) - 1)
         state = with_explorer(state, index, done=done, **over)
     published = back - back % run.bound.publish_every
-    state = replace(state, queue=kept, leased_rows=(), trained=back, training=False, published=published)
+    state = state._replace(queue=kept, leased_rows=(), trained=back, training=False, published=published)
     there = {version for version in (*state.loadable, *state.saved) if version <= back}
     needed = run.schedule.resumed_versions(back, oldest_needed(run, state), there)
     return with_versions(run, state, tuple(sorted({v for v in state.loadable if v <= back} | set(needed))))
@@ -423,7 +422,7 @@ def test_versions_that_are_forgotten_make_a_run_inexact(forgotten, monkeypatch):
     if forgotten == "kept":
         monkeypatch.setattr(SyncSchedule, "versions_kept", 2)
     else:
-        monkeypatch.setattr(here, "checkpoint", lambda run, state, save=checkpoint: replace(save(run, state), saved=()))
+        monkeypatch.setattr(here, "checkpoint", lambda run, state, save=checkpoint: save(run, state)._replace(saved=()))
     assert any(state.inexact for state in check(Run("fixed", 1, 3, steps=6, crashes=1)))
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
+from unittest import mock
 
 import pytest
 from mlflow_store import mlflow_client
@@ -497,6 +498,20 @@ def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "on its own again"
 
 
+def test_a_runs_end_is_recorded_though_its_artifact_store_refuses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer = open_writer("mlflow", info, root)
+    MetricsFile(info.job_dir, "trainer").write(1, {"actor/loss": 0.5})
+    (info.job_dir / "summary.json").write_text("{}")
+    monkeypatch.setattr(MlflowClient, "log_artifact", mock.Mock(side_effect=RuntimeError("no credentials")))
+    with pytest.raises(RuntimeError, match="no credentials"):
+        Forwarder(info.job_dir, writer).close(RunOutcome.FINISHED)
+    ended = mlflow_client(root).get_run(run_note(info.job_dir)["run_id"])
+    assert ended.info.status == "FINISHED" and ended.data.metrics["actor/loss"] == 0.5
+
+
 @pytest.mark.parametrize("outcome", [RunOutcome.FINISHED, RunOutcome.FAILED])
 def test_a_pipelines_run_ends_though_its_artifact_store_refuses(
     root: Path, monkeypatch: pytest.MonkeyPatch, outcome: RunOutcome
@@ -539,8 +554,9 @@ def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
-@pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
+@pytest.mark.parametrize(("monitor", "args", "left"), [
+    ("mlflow", {}, ""), ("mlflow", {}, '{"run_id": "4'), ("wandb", {"mode": "offline"}, "null"),
+])  # fmt: skip
 def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
     info = RunInfo("p", "n", root / "p" / "n", args=args)
     note = info.job_dir / "monitor" / f"{monitor}.json"

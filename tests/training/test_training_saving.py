@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from batches import make_batch
+from saving_helpers import save
 
 from trinity_core.checkpoints.commit import Entry, entry_of, write_manifest
+from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.pinned import CopyStream
 from trinity_core.processes import free_memory
 from trinity_core.training import saving
-from trinity_core.training.distributed import Ranks
+from trinity_core.training.checkpoint import copy, engines_by_folder
+from trinity_core.training.distributed import Ranks, join, meeting_point
+from trinity_core.training.learner import Learner
 from trinity_core.training.saving import CheckpointWriter
 
 
@@ -69,6 +78,100 @@ def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: i
     assert worker is None or psutil.Process(worker.process.pid).nice() > psutil.Process().nice()
     writer.close()
     assert worker is None or not worker.alive
+
+
+class Late(CopyStream):
+    """A GPU's stream that is slow: nothing is copied before what comes next has to wait."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.copies: list[Callable[[], object]] = []
+        self.all_made = Event()
+
+    def copy(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.copies.append(partial(target.copy_, tensor))
+
+    def copied(self) -> Any:
+        return SimpleNamespace(synchronize=lambda: self.all_made.wait(60))
+
+    def hold_device(self) -> None:
+        for make in self.copies:
+            make()
+        self.copies = []
+        self.all_made.set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"trainer__dtype": "bfloat16"},
+        {"algorithm": "ppo"},
+        {"model__lora_configs": "[{name: a, lora_rank: 4}]"},
+        {
+            "trainer__zero_stage": 2,
+            "trainer__dtype": "bfloat16",
+            "trainer__trainer_config__actor_rollout_ref__actor__fsdp_config__optimizer_offload": True,
+        },
+    ],
+)
+def test_what_changes_the_state_waits_for_the_copy_of_a_gpu(
+    make_config: Any, tmp_path: Path, overrides: dict[str, Any], moves: bool
+) -> None:
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    learner = Learner(make_config(**overrides), 4, ranks)
+    learner.step(make_batch(1), 1)
+    expected, folder = tmp_path / "expected", tmp_path / "beside"
+    for each in (expected, folder):
+        each.mkdir()
+    save(learner, 1, expected)
+    engines = list(engines_by_folder(learner).values())
+    streams = [Late() for _ in engines]
+    for engine, stream in zip(engines, streams, strict=True):
+        engine.copies = stream
+    writer = CheckpointWriter(ranks)
+    with writer.start(1, folder, [0], 0, lambda written: None) as copying:
+        copy(learner, 1, copying)
+    assert [bool(stream.copies) for stream in streams] == [engine.plain for engine in engines]
+    if moves:
+        learner.offload()
+    else:
+        learner.step(make_batch(2), 2)
+    assert not any(stream.copies for stream in streams)
+    writer.close()
+    names = {path.relative_to(expected) for path in expected.rglob("*.pt")}
+    assert names == {path.relative_to(folder) for path in folder.rglob("*.pt")}
+    for name in names:
+        before, copied = (torch.load(root / name, weights_only=True) for root in (expected, folder))
+        for key in before if "extra_state" not in str(name) else ():
+            assert torch.equal(before[key], copied[key]), (name, key)
+
+
+def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfGpu(torch.Tensor):
+        is_cuda = True
+
+    pinned: dict[int, int] = {}
+    driver = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: int(pinned.setdefault(address, size) != size),
+        cudaHostUnregister=pinned.pop,
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(Segment, "CHUNK", 8192)
+    segment, sizes = Segment(), (5000, 3000, 9000, 100, 0)
+    for turn in (1, 2):
+        segment.begin()
+        piece = Piece(f"{turn}.pt")
+        for i, size in enumerate(sizes):
+            segment.add(piece, str(i), torch.full((size,), turn + i, dtype=torch.uint8).as_subclass(OfGpu))
+        assert sorted(pinned.values()) == [8192, 12288]
+        ShardWriter().write(str(tmp_path), piece)
+        written = torch.load(tmp_path / f"{turn}.pt", weights_only=True)
+        assert [written[str(i)].tolist() for i in range(5)] == [[turn + i] * size for i, size in enumerate(sizes)]
+    segment.close()
+    assert not pinned
 
 
 def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

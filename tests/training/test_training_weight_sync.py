@@ -227,7 +227,7 @@ def no_check(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["memory", "nccl"])
-@pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 2), (2, 5)])
+@pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 3), (2, 1), (3, 2), (2, 5)])
 @pytest.mark.usefixtures("no_check")
 def test_resumed_engines_get_each_version_that_is_due(
     make_config: Any, tmp_path: Path, method: str, interval: int, offset: int
@@ -235,7 +235,7 @@ def test_resumed_engines_get_each_version_that_is_due(
     """Saved at any step with the explorer as far behind or ahead as it may be; then everything but the disk is lost."""
     config = synchronous(make_config, interval, offset)
     schedule = SyncSchedule("fixed", interval, offset)
-    for saved in range(1, 9):
+    for saved in range(1, 8):
         last = next(step for step in count(1) if schedule.required_version(step + 1) > saved)
         for ahead in range(interval + offset):
             explored = Explored()

@@ -103,7 +103,7 @@ FORGERIES = {
     """,
     "edits its tests": """
         import glob
-        for name in [*glob.glob("/**/tests.json", recursive=True), "tests.json", "../tests.json"]:
+        for name in [*glob.glob("/*/tests.json"), *glob.glob("/*/*/tests.json"), "tests.json", "../tests.json"]:
             try: open(name, "w").write('{"setup": "", "tests": []}')
             except OSError: pass
         def similar(a, b): return None

@@ -10,6 +10,7 @@ import mmap
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.checkpoints.commit import entry_of
 from trinity_core.errors import on_failure
 from trinity_core.files import clear_errors, remove_leftovers, sync_file, when_room
+from trinity_core.pinned import CopyStream, pin, unpin
 
 if TYPE_CHECKING:
     import torch
@@ -113,37 +115,72 @@ def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
 class Segment:
     """Memory without a name that grows with what is put into it, and is kept for the next checkpoint.
 
-    A page that is new costs three times the copy into it.
+    A page that is new costs three times the copy into it. What a GPU's tensors are copied to is pinned; a tensor lies
+    in one chunk, and no chunk moves, so that a GPU may still be copying while others are added.
     """
 
     ALIGNMENT = 64
+    CHUNK = 64 << 20
+    """Bytes that are mapped at a time; a larger tensor has a chunk of its own."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("trinity-checkpoint")
-        self._map: mmap.mmap | None = None
-        self._used = 0
+        self._chunks: list[mmap.mmap] = []
+        self._pinned: dict[int, int] = {}
+        """Chunk -> its address, or 0 if it cannot be pinned."""
+        self._current = self._used = 0
+        """The chunk that is being filled, and the bytes in it."""
+        self._copied: Any = None
 
     def begin(self) -> None:
         """Forget what is there."""
-        self._used = 0
+        self._current = self._used = 0
 
-    def add(self, piece: Piece, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor of any device to the end of `piece`, all of whose tensors are here."""
+    def add(self, piece: Piece, name: str, tensor: torch.Tensor, stream: CopyStream | None = None) -> None:
+        """Copy a tensor of any device to the end of `piece`, all of whose tensors are here; in a stream if given."""
         import torch
 
-        offset = -(-self._used // self.ALIGNMENT) * self.ALIGNMENT
-        self._used = offset + tensor.nbytes
-        if self._map is None or len(self._map) < self._used:
-            os.ftruncate(self._file, max(self._used, 2 * len(self._map or b"")))  # pages that nobody touches are free
-            self._map = mmap.mmap(self._file, 0)
+        offset = 0
         if tensor.nbytes:
-            flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            flat.view(tensor.shape).copy_(tensor.detach())
+            begin = self._room(tensor.nbytes)
+            chunk = self._chunks[self._current]
+            if tensor.is_cuda and self._current not in self._pinned:
+                self._pinned[self._current] = pin(chunk)
+            flat = torch.frombuffer(chunk, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+            if stream is None:
+                flat.view(tensor.shape).copy_(tensor.detach())
+            else:
+                stream.copy(flat.view(tensor.shape), tensor.detach())
+                self._copied = stream.copied()
+            self._used = begin + tensor.nbytes
+            offset = sum(map(len, self._chunks[: self._current])) + begin
         dtype = str(tensor.dtype).removeprefix("torch.")
         piece.tensors.append(TensorPlace(name, dtype, tuple(tensor.shape), offset))
-        piece.memory, piece.bytes = f"/proc/{os.getpid()}/fd/{self._file}", self._used
+        piece.memory = f"/proc/{os.getpid()}/fd/{self._file}"
+        piece.bytes = max(piece.bytes, offset + tensor.nbytes)
+
+    def _room(self, size: int) -> int:
+        """Where `size` bytes begin in what is then the current chunk."""
+        begin = -(-self._used // self.ALIGNMENT) * self.ALIGNMENT
+        while self._current < len(self._chunks):
+            if begin + size <= len(self._chunks[self._current]):
+                return begin
+            self._current, begin = self._current + 1, 0
+        start, length = sum(map(len, self._chunks)), -(-max(size, self.CHUNK) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(self._file, start + length)  # pages that nobody touches are free
+        self._chunks.append(mmap.mmap(self._file, length, offset=start))
+        return 0
+
+    def until_copied(self) -> None:
+        """Wait until all tensors are here."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def close(self) -> None:
         """Give the memory back."""
-        self._map = None
+        with suppress(RuntimeError):  # a GPU that has failed copies nothing
+            self.until_copied()
+        for address in filter(None, self._pinned.values()):
+            unpin(address)
+        self._chunks, self._pinned = [], {}
         os.close(self._file)

@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,25 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
 
     So is every digit. It depends on no seed. Any other text falls apart into bytes, so it is never lossy.
     """
+    from transformers import Qwen2Tokenizer
+
+    vocabulary, merges = _learnt()
+    return Qwen2Tokenizer(
+        vocab=dict(vocabulary),
+        merges=list(merges),
+        unk_token=PAD,
+        eos_token=END_OF_TURN,
+        pad_token=PAD,
+        additional_special_tokens=[START_OF_TURN],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_tokens,
+    )
+
+
+@cache
+def _learnt() -> tuple[dict[str, int], Any]:
+    """The vocabulary and the merges of the tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -259,18 +279,7 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
     texts = [text for _ in range(4000) for text in next(stream).values()]
     learner.train_from_iterator(texts + ["system\nuser\nassistant\ntool\n"] * 2, trainer)
     learnt = json.loads(learner.to_str())["model"]
-    merges: Any = [tuple(pair) for pair in learnt["merges"]]
-    return Qwen2Tokenizer(
-        vocab=learnt["vocab"],
-        merges=merges,
-        unk_token=PAD,
-        eos_token=END_OF_TURN,
-        pad_token=PAD,
-        additional_special_tokens=[START_OF_TURN],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=max_tokens,
-    )
+    return learnt["vocab"], [tuple(pair) for pair in learnt["merges"]]
 
 
 def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:

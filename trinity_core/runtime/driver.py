@@ -26,7 +26,14 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.evaluation import score_steps, unscored_steps
 from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken
 from trinity_core.runtime.frontend import PLAIN, Frontend
-from trinity_core.runtime.pipeline import Plan, has_recorded_end, pipeline_cluster, pipeline_summary, plan_stages
+from trinity_core.runtime.pipeline import (
+    Plan,
+    has_recorded_end,
+    pipeline_cluster,
+    pipeline_summary,
+    plan_stages,
+    with_seconds,
+)
 from trinity_core.runtime.placement import Placement, flow_of
 from trinity_core.runtime.run import run
 from trinity_core.runtime.run_attempt import open_attempt
@@ -123,7 +130,9 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
 
     plan = frontend.call("resolve", resolve_pipeline, patient=True)
     with _ray_between_stages(plan, frontend):
-        before = run_stage("evaluate", plan.evaluates, which="base") if plan.scores_base else {}
+        before: dict[str, Any] = {}
+        if plan.scores_base:
+            before = with_seconds(plan, "before", run_stage("evaluate", plan.evaluates, which="base"))
         summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
@@ -132,6 +141,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         last = plan.stages[-1].name
         if plan.evaluates == last and summaries[last]["score"] is None:
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
+            scored = with_seconds(plan, last, scored)
             seconds = round(summaries[last]["seconds"] + scored["seconds"], 2)
             summaries[last] |= {"score": scored["score"], "scores": scored["scores"], "seconds": seconds}
         return frontend.call("publish", lambda: _publish_pipeline(plan, before, summaries, frontend))

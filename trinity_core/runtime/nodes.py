@@ -3,7 +3,7 @@
 A Ray that was started for a run has one node and needs none of this. On a cluster that is joined, the run reserves one
 bundle of GPUs on each of at most `cluster.node_num` nodes, so that the GPUs of one engine are on one node and no
 process runs elsewhere. Then each node is checked: it must see the run's folder, have the software of the flow's
-machine, the models that are named as folders, and the memory that its processes need.
+machine, and the models, packages, names and memory that its processes need.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement
 def check_nodes(nodes: ReservedNodes, config: Config, gpu_per_node: int, check: Callable[[], None]) -> None:
     """Check the run's folder and the software from each node, and then what its processes need. Raises TrinityError,
     which names the node, if it does not see the folder or has other software than this machine, ConfigError if it lacks
-    models, memory or disk.
+    what its processes need.
     """
     addresses = nodes.addresses()
     log.info("The nodes of the run: %s", ", ".join(addresses))

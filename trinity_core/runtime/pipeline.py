@@ -144,6 +144,16 @@ def _with_models_to_start_from(
     return summaries
 
 
+def with_seconds(plan: Plan, scored: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of an evaluation, of the base model (`before`) or after a stage, with the seconds that it took: where
+    nothing was left to score, those of an earlier attempt."""
+    file = plan.config.layout.scoring_seconds
+    kept = read_json(file) or {}
+    if seconds := summary.get("seconds"):
+        write_json(file, kept | {scored: seconds})
+    return summary | {"seconds": seconds or kept.get(scored, 0.0)}
+
+
 def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Scores, steps and seconds of each stage, and the folders of the last one's model."""
     last = list(summaries.values())[-1]

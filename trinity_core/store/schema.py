@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -100,8 +100,9 @@ class Tables:
     """One row for each explorer: `presence.Length`."""
 
 
+@lru_cache(maxsize=100)
 def tables(namespace: str) -> Tables:
-    """The tables of the run `namespace` (any string)."""
+    """The tables of the run `namespace` (any string): the same, with their statements, each time it is opened."""
     prefix = "t" + hashlib.sha256(namespace.encode()).hexdigest()[:10] + "_"
     m = MetaData()
     meta = Table(
@@ -257,7 +258,7 @@ class Statements:
         )
 
 
-@cache
+@lru_cache(maxsize=100)
 def statements(t: Tables) -> Statements:
     """The statements of `t`, built once."""
     return Statements(t)

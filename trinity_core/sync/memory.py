@@ -20,7 +20,6 @@ import mmap
 import os
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from uuid import uuid4
 
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, when_room, write_atomically
+from trinity_core.pinned import pin, unpin
 from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
 from trinity_core.sync.version_record import VersionRecord, gather
 from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
@@ -140,30 +140,6 @@ class _Slot:
         if self.pinned:
             unpin(self.pinned)
         self.map, self.pinned = None, 0
-
-
-def pin(buffer: mmap.mmap) -> int:
-    """Register a mapping with CUDA, if this process uses it: a GPU then copies at full speed. Its address, or 0.
-
-    Only the writer's slots, which are reused, are worth it: pinning takes as long as one copy. A reader maps each
-    version anew, copy-on-write, and pinning would make a copy of its pages.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0
-    address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
-    error = torch.cuda.cudart().cudaHostRegister(address, len(buffer), 0)
-    if int(error) != 0:  # such as a limit on locked memory: the copy is slower, and right
-        log.warning("weights in shared memory cannot be pinned (CUDA error %d): publishing is slower", int(error))
-        return 0
-    return int(address)
-
-
-def unpin(address: int) -> None:
-    """Undo `pin`."""
-    import torch
-
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class MemoryVersions(WeightVersions):

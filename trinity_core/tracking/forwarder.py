@@ -35,6 +35,7 @@ from trinity_core.tracking.run_record import config_path
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import (
     NumberedRun,
+    OpenWhenEnded,
     RankingWriter,
     RunInfo,
     RunOutcome,
@@ -131,14 +132,20 @@ class Forwarder:
         return count
 
     def close(self, outcome: RunOutcome) -> None:
-        """Forward the rest and end the run."""
+        """Forward the rest and end the run: as soon as its metrics are sent, where it takes files after that."""
+        for tail in self._tails:
+            self._forward_lines(tail)
+        ends_first = isinstance(self.writer, OpenWhenEnded)
+        if ends_first:  # an artifact store may refuse files, or take minutes
+            self.writer.close(outcome)
         self.poll()
         if self.dropped_traces:
             log.warning("the rollouts of %d steps were not sent as traces", self.dropped_traces)
         for file in (self.job_dir / "monitor" / "curve.png", config_path(self.job_dir), self.job_dir / "summary.json"):
             if file.exists():
                 self.writer.artifact(file)
-        self.writer.close(outcome)
+        if not ends_first:
+            self.writer.close(outcome)
 
     def _forward_lines(self, tail: Tail) -> int:
         with tail.exclusive():

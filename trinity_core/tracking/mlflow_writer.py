@@ -42,6 +42,7 @@ from trinity_core.tracking.writers import (
     MONITORS,
     POSITIONS,
     NumberedRun,
+    OpenWhenEnded,
     RankingWriter,
     RunInfo,
     RunOutcome,
@@ -107,7 +108,7 @@ def registered_name(project: str, name: str) -> str:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(NumberedRun, TracingWriter, RankingWriter):
+class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(

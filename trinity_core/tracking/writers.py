@@ -107,6 +107,10 @@ POSITIONS = {"positions": "own"}
 """Mark in the note of a tracked run that is not `is_older`."""
 
 
+class OpenWhenEnded:
+    """A base of writers whose tracking system takes more for a run that has ended."""
+
+
 class TracingWriter:
     """A base of writers that also take rollouts as traces."""
 

@@ -27,6 +27,7 @@ from trinity_core.checkpoints.adapters import CONFIG, read_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.errors import DataError
 from trinity_core.layout import ADAPTER, shard_name
+from trinity_core.pinned import CopyStream
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
@@ -72,13 +73,17 @@ def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
 
 
 def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None = None) -> None:
-    """Copy the whole state after `step`: this rank's share of the tensors, and what rank 0 writes. Collective."""
+    """Copy the whole state after `step`: this rank's share of the tensors, and what rank 0 writes. Collective.
+
+    The engines' next update waits until their tensors are copied.
+    """
     ranks = learner.ranks
     engines = engines_by_folder(learner)
     for part, engine in engines.items():
         names = [f"{part}/{shard_name(kind, ranks.world_size, ranks.rank)}" for kind in ("model", "optim")]
-        _copy_share(weights(engine), names[0], ranks, copying)
-        _copy_share(optimizer_state(engine), names[1], ranks, copying, PIECE_BYTES)
+        stream = engine.copies if engine.plain else None  # what ZeRO gathers is gone at the next tensor
+        _copy_share(weights(engine), names[0], ranks, copying, stream)
+        _copy_share(optimizer_state(engine), names[1], ranks, copying, stream, PIECE_BYTES)
         file = BytesIO()
         torch.save(random_state(ranks), file)
         copying.small[f"{part}/{shard_name('extra_state', ranks.world_size, ranks.rank)}"] = file.getvalue()
@@ -131,8 +136,9 @@ def nodes_of(ranks: Ranks) -> list[int]:
 
 
 def _copy_share(
-    tensors: Iterator[tuple[str, Tensor]], file: str, ranks: Ranks, copying: Copying, piece: float = math.inf
-) -> None:
+    tensors: Iterator[tuple[str, Tensor]], file: str, ranks: Ranks, copying: Copying, stream: CopyStream | None,
+    piece: float = math.inf,
+) -> None:  # fmt: skip
     """Copy this rank's share of `tensors`: to `file`, and what is beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt`
     and so on. Collective: every rank iterates over all tensors, and so ends a file when others do.
     """
@@ -150,10 +156,10 @@ def _copy_share(
                 yield name, tensor
             following = next(numbered, None)
 
-    copying.file(file, share())
+    copying.file(file, share(), stream=stream)
     while following is not None:
         parts += 1
-        copying.file(part_of(file, parts), share())
+        copying.file(part_of(file, parts), share(), stream=stream)
 
 
 def part_of(file: str, number: int) -> str:

@@ -23,6 +23,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.config.schema import Config
 from trinity_core.config.training import AT_ONCE_ON_CPU, GPU_CONTEXT, MAX_LIVE, REDUCE_BUCKET
+from trinity_core.pinned import CopyStream
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.lora import Adapter
 
@@ -78,6 +79,8 @@ class TrainingEngine:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        self.copies = CopyStream(ranks.device)
+        """Copies weights and optimiser state beside the next step's passes; what changes or moves them waits."""
         self._forward: Any = module
         if self.plain:
             return
@@ -109,6 +112,7 @@ class TrainingEngine:
 
         With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         """
+        self.copies.hold_device()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if not self.plain:
@@ -132,6 +136,7 @@ class TrainingEngine:
 
         There the engine cannot compute, but a checkpoint can be saved.
         """
+        self.copies.hold_device()
         if self.plain:
             self._move_state(HOST)
         else:

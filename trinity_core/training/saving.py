@@ -1,4 +1,5 @@
-"""Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk.
+"""Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk. Where tensors
+last until the next update, only that update waits for a GPU's copy.
 
 A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; it
 writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, beside the temporary
@@ -33,6 +34,7 @@ from trinity_core.waits import Wait, poll
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trinity_core.pinned import CopyStream
     from trinity_core.training.distributed import Ranks
 
 WRITE_SECONDS = 7200.0
@@ -207,11 +209,14 @@ class Copying:
         """Files that need no memory of their own."""
         self._writer, self._spare = writer, spare
 
-    def file(self, name: str, tensors: Iterator[tuple[str, Tensor]], metadata: dict[str, str] | None = None) -> None:
-        """Copy the tensors of one file, each before the next is asked for."""
+    def file(
+        self, name: str, tensors: Iterator[tuple[str, Tensor]], metadata: dict[str, str] | None = None,
+        stream: CopyStream | None = None,
+    ) -> None:  # fmt: skip
+        """Copy the tensors of one file, each before the next is asked for; in `stream`, those that last so long."""
         segment, piece = self._writer.segment(self._spare), Piece(name, metadata=metadata)
         for tensor_name, tensor in tensors:
-            segment.add(piece, tensor_name, tensor)
+            segment.add(piece, tensor_name, tensor, stream)
         self.files.put((piece, segment))
 
     def __enter__(self) -> Copying:
@@ -257,6 +262,7 @@ class _Writing:
             number = len(written)
             if any(self._turns):
                 self._await_turn(number)
+            segment.until_copied()
             self._writer.doing = f"writes {piece.file}"
             written[piece.file] = self._writer.call("write", str(self._folder), piece)
             self._writer.give_back(segment)

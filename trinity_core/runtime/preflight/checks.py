@@ -33,6 +33,7 @@ from trinity_core.runtime.preflight.models import (
     missing_folders,
     missing_models,
     missing_packages,
+    missing_template,
     too_long_sequences,
     unfit_policy,
     unknown_parser,
@@ -61,8 +62,8 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
     """Problems that keep a run (a configuration without stages) from starting on this machine.
 
     `is_first` is False for a stage that starts from the weights of the one before. If the run joins a Ray cluster
-    (`cluster.ray_address`), only its folder is checked: its nodes look at models and room (`unready_node`) once they
-    are reserved, and open data and ports.
+    (`cluster.ray_address`), only its folder is checked: its nodes look at models, names and room (`unready_node`) once
+    they are reserved, and open data and ports.
     """
     yield from _errors(_opened(config, is_first, _encoder(config)))
     if not config.cluster.ray_address:
@@ -294,11 +295,12 @@ def _oversized(stage: StagePlan, room: Room) -> Iterator[Finding]:
 
 
 def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], reads: bool) -> Iterator[Finding]:
-    """What keeps a run from starting on this node of a joined cluster: models in folders, memory and disk that it
-    lacks, and models with which the run cannot work. A notice says that /dev/shm is too small.
+    """What keeps a run from starting on this node of a joined cluster: models in folders, packages, memory and disk
+    that it lacks, models with which the run cannot work, and where the explorer is, names that cannot be found there.
+    A notice says that /dev/shm is too small.
 
-    `numbers` counts the node's processes by their kind, `REWARDS` as one; `reads`: it has the worker that reads the
-    model.
+    `numbers` counts the node's processes by their kind, `REWARDS`, which are beside the explorer, as one; `reads`: it
+    has the worker that reads the model.
     """
     engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
     keys = [f"explorer.auxiliary_models[{index}].model_path" for index, number in enumerate(engines) if number]
@@ -307,6 +309,12 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     yield from missing_folders(config, keys)
     if numbers.get(ENGINE) or numbers.get(TRAINER):
         yield from unfit_policy(config)
+        yield from missing_packages(config)
+    if (reads or numbers.get(REWARDS)) and not config.external_model:
+        yield from missing_template(config)
+    if numbers.get(REWARDS):
+        yield from unknown_parser(config, _encoder(config))
+        yield from missing_names(config)
     if numbers.get(ENGINE) or any(engines):
         yield from too_long_sequences(config)
     if numbers.get(ENGINE):

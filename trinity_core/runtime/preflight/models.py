@@ -47,7 +47,6 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
     The policy's is left out unless the stage `is_first`: a later one begins with the weights of the one before. Where
     an endpoint is scored, none is loaded.
     """
-    model = config.model
     if config.external_model:
         return
     for key, path, speaks in _named_models(config, is_first):
@@ -57,7 +56,12 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
         elif error := hub_error(key, path, "model"):
             yield error
     yield from unfit_policy(config)
-    template = model.chat_template_path
+    yield from missing_template(config)
+
+
+def missing_template(config: Config) -> Iterator[Finding]:
+    """A chat template in a file that is not there."""
+    model, template = config.model, config.model.chat_template_path
     if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
 

@@ -49,6 +49,8 @@ FLOAT = 4
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
+GPU_PASS = Need("largest pass", 1 << 30, "activations, logits and workspaces; assumed, not measured")
+"""What an engine's share holds beside weights and cache: vLLM opens CUDA's context and NCCL before it counts."""
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
 """Host memory of a process on a GPU."""
 SAMPLER_COPIES = 6
@@ -193,7 +195,7 @@ def least_engine_needs(settings: EngineSettings, shape: ModelShape, lora: LoraCo
     per_token = kv_bytes_per_token(shape.layers, heads, shape.channels, settings.compute_dtype, latent)
     tokens = settings.max_model_len
     return (
-        GPU_BASE,
+        GPU_PASS if settings.kv_cache_gib is None else GPU_BASE,
         Need(
             "weights",
             base_bytes(shape, width, lora) // gpus,
