@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -69,11 +69,11 @@ def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
     assert "environment variable NOT_SET_HERE is not set" in done.stderr
 
 
-def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path) -> None:
+def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.local.connection.PrefectConnection", nullcontext)
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\n")
-    command = [sys.executable, "-m", "flows.cli", "run", "--config", str(bad)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = called(main, "run", "--config", str(bad))
     assert done.returncode == 1 and "nmae" in done.stderr and "Traceback" not in done.stderr
 
 

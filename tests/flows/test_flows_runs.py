@@ -1,16 +1,11 @@
-"""Flows on Prefect and Ray, with light actors: what is shown, retried, not retried, saved on a cancellation."""
+"""Flows on Prefect and Ray, with light actors: what is shown, retried, not retried."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +20,6 @@ import standins
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError, TrinityError
-from trinity_core.program import TERMINATED
 from trinity_core.runtime import configuration, run_attempt
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -338,44 +332,3 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -
     state = rft(config=str(path), overrides=["bufer.batch_size=3"], return_state=True)
     assert state.is_failed() and "bufer" in state.message
     assert not (tmp_path / "tests").exists()
-
-
-def cancelled(folder: Path) -> None:
-    """What the child process of the next test runs."""
-    from flows.loaded import cancellable
-    from flows.local.connection import PrefectConnection
-    from flows.rft_async import rft_async
-
-    use_standins(fault="slow")
-    with PrefectConnection():
-        cancellable(rft_async)(configs=parts(folder, "cancelled"), return_state=True)
-
-
-def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
-    """SIGTERM to the whole group, as `timeout` sends it. Prefect shows runs and tasks as cancelled."""
-    from prefect import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-
-    job_dir = tmp_path / "tests/cancelled"
-    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
-    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent, start_new_session=True)
-    deadline = time.monotonic() + 240
-    while (
-        not (job_dir / "monitor/metrics.jsonl").exists()
-        or "trainer" not in (job_dir / "monitor/metrics.jsonl").read_text()
-    ):
-        assert child.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    family = psutil.Process(child.pid).children(recursive=True)
-    os.killpg(child.pid, signal.SIGTERM)
-    assert child.wait(timeout=60) == TERMINATED
-    assert latest_whole(job_dir), "it saved because it was told to stop"
-    gone, alive = psutil.wait_procs(family, timeout=60)
-    assert gone and not alive
-    with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags={"all_": ["project:tests", "name:cancelled"]}))
-        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [run.id for run in runs]}))
-    ended = {run.state_type.value for run in (*runs, *tasks)}
-    assert ended == {"CANCELLED", "COMPLETED"}
-    assert [run.state_type.value for run in runs if run.parent_task_run_id is None] == ["CANCELLED"]

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.request import urlopen
 
 import httpx
@@ -27,6 +28,7 @@ import yaml
 from chaos.comparing import first_difference
 from chaos.killing import LONGEST_ATTEMPT, ChaosRun, Kill
 from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
+from ports import free_port
 from studio_browser import opened, person_at
 
 from trinity_core.checkpoints.convert import convert_all
@@ -40,9 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1400)]
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 KILLED_AT = SAVE_INTERVAL + 1
-HANGING = ("buffer.default_workflow_type=stopping", "explorer.engine_timeout=5", "explorer.eval_on_startup=false")
-"""The engine stops once, amid the second explore step."""
-
+SETTINGS = ("monitor.monitor_type=mlflow", "explorer.eval_on_startup=false")
 RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """They try for a minute to tell a Ray that is no more of its end, and then go."""
 
@@ -52,6 +52,8 @@ class Deployed(ChaosRun):
     """A pipeline in a user's folder with deployments: a worker of Prefect starts it, and starts it again."""
 
     environment: dict[str, str] = field(default_factory=dict)
+    ports: list[str] = field(default_factory=list)
+    """Arguments of `trinity up`."""
     run_id: str = ""
     """Of the flow run that is attacked."""
     _look_at: float = 0.0
@@ -66,6 +68,12 @@ class Deployed(ChaosRun):
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{end}"
         return done.stdout
 
+    def bring_up(self) -> str:
+        """What `trinity up` prints, behind a proxy that does not answer."""
+        away = {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": "", "NO_PROXY": ""}
+        with mock.patch.dict(self.environment, away):
+            return self.call("trinity", "up", *self.ports)
+
     def deployment_run(self, name: str) -> str:
         """Run a deployment with the configuration; what the command prints."""
         parameters = {"config": str(self.root / "run.yaml"), "overrides": list(self.overrides)}
@@ -77,6 +85,11 @@ class Deployed(ChaosRun):
         recorded: dict[str, Any] = json.loads((self.root / ".trinity/up.json").read_text())
         return recorded
 
+    def pid(self, name: str) -> int:
+        """Of the process of that name which has been started last."""
+        [process] = [process["pid"] for process in self.up()["processes"] if process["name"] == name]
+        return int(process)
+
     def flow_run(self) -> dict[str, Any]:
         """The attacked flow run, as the UI shows it."""
         with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}", timeout=30) as answer:
@@ -85,10 +98,8 @@ class Deployed(ChaosRun):
 
     def flows(self) -> list[psutil.Process]:
         """The process in which a flow runs, once it has started Ray."""
-        [worker] = [process["pid"] for process in self.up()["processes"] if process["name"] == "worker"]
-        raylets = [
-            process for process in psutil.Process(worker).children(recursive=True) if called(process) == "raylet"
-        ]
+        family = psutil.Process(self.pid("worker")).children(recursive=True)
+        raylets = [process for process in family if called(process) == "raylet"]
         return [flow for raylet in raylets if (flow := raylet.parent())]
 
     def _ended(self) -> bool:
@@ -122,14 +133,14 @@ def called(process: psutil.Process) -> str:
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Iterator[Deployed]:
     """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
-    from ports import free_port
-
     root = tmp_path_factory.mktemp("deployed")
-    with pipeline(root, tiny_folders, "monitor.monitor_type=mlflow", *HANGING, kind=Deployed) as here:
+    with pipeline(root, tiny_folders, *SETTINGS, kind=Deployed) as here:
         here.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         (root / "prefect.yaml").symlink_to(ROOT / "prefect.yaml")
-        ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
-        here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
+        here.ports = [
+            word for name in ("port", "mlflow-port", "studio-port") for word in (f"--{name}", str(free_port()))
+        ]
+        here.bring_up()
         servers = [psutil.Process(process["pid"]) for process in here.up()["processes"]]
         family = [process for server in servers for process in (server, *server.children(recursive=True))]
         yield here
@@ -155,8 +166,8 @@ def trained_steps(job: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def survivor(deployed: Deployed) -> Deployed:
-    """Its pipeline has ended, after kills of a trainer's worker before the first checkpoint; verifiers; an engine that
-    hangs; the flow's process, with which all others go; engine and explorer at once amid a sync; and the trainer amid
+    """Its pipeline has ended, after kills of a trainer's worker before the first checkpoint; verifiers; the flow's
+    process, with which all others go; engine and explorer at once amid a sync; and the trainer amid
     its last save, when there is nothing left to explore until it is back. Nobody does anything after that.
 
     The pipeline is slow until the flow is killed.
@@ -191,8 +202,6 @@ def test_kills_of_every_process_lose_nothing_and_change_no_weight(
     assert survivor.faults() == []
     assert trained_steps(survivor.folder("sft")) == list(range(1, WARM_UP_STEPS + 1))
     assert survivor.steps_of("trainer") == survivor.steps_of("explorer") == list(range(1, STEPS + 1))
-    assert (survivor.root / "plugins/stopped").exists()
-    assert max(line.metrics.get("engine_restarts", 0) for line in read_metrics(survivor.job)) >= 1
     undisturbed = request.getfixturevalue("undisturbed").run  # another process may run it meanwhile
     assert survivor.digest() == undisturbed.digest(), first_difference(undisturbed.job, survivor.job, STEPS)
 
@@ -283,7 +292,8 @@ def test_all_checkpoints_are_converted(survivor: Deployed) -> None:
 
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:
-    """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*. `down` ends it."""
+    """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*, for which there is
+    another worker. The run goes on when that one is killed with the supervisor, until `down` ends it."""
     recipe = (ROOT / "configs/sft/sft.yaml").read_text()
     (deployed.root / "recipe.yaml").write_text(recipe)
     (deployed.root / "runs/quickstart").mkdir(parents=True)
@@ -305,16 +315,46 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
             saved = latest_whole(job) or 0
             assert saved >= 3 and trained_steps(job)[-1] == saved, "it saves at its next step boundary"
             assert [run.info.status for run in tracked_runs(deployed) if run.info.run_name == "mine"] == ["KILLED"]
+            assert states_of(deployed, "mine") == {"CANCELLED", "COMPLETED"}
+            psutil.Process(worker := deployed.pid("worker")).kill()
+            wait_until(lambda: deployed.pid("worker") != worker)
             await person.press("Retry")
             await person.state(title, "running")
             return saved
 
     saved = asyncio.run(visit())
     wait_until(lambda: trained_steps(job)[-1] > saved)
-    steps = trained_steps(job)
-    assert steps == list(range(1, len(steps) + 1))
+    left_alone(deployed, job)
     made = (deployed.root / "mine.yaml").read_text()
     assert made.split("\n")[:3] == recipe.split("\n")[:3] and "total_steps: 5000" in made, "comments of the recipe stay"
+
+
+def states_of(here: Deployed, name: str) -> set[str]:
+    """The states of a run's flows and of all their tasks."""
+    runs = {"flow_runs": {"tags": {"all_": [f"name:{name}"]}}}
+    api = here.up()["api_url"]
+    flows, tasks = (
+        httpx.post(f"{api}/{kind}/filter", json=runs, timeout=60).json() for kind in ("flow_runs", "task_runs")
+    )
+    assert flows and tasks
+    return {one["state_type"] for one in (*flows, *tasks)}
+
+
+def left_alone(here: Deployed, job: Path) -> None:
+    """Kill supervisor and worker under a run that is going on, start them again, and end everything."""
+    for name in ("supervisor", "worker"):
+        (process := psutil.Process(here.pid(name))).kill()
+        psutil.wait_procs([process], timeout=60)
+    said = here.bring_up()
+    assert [line.split()[2] for line in said.splitlines() if line.startswith("Starting")] == ["worker", "supervisor"]
+    before = trained_steps(job)[-1]
+    wait_until(lambda: trained_steps(job)[-1] > before)
+    said = here.call("trinity", "down")
+    assert [line.split()[0] + line.split()[2] for line in said.splitlines() if line.endswith("…")] == [
+        "Stoppingsupervisor", "Cancellingrun", "Stoppingworker", "Stoppingstudio", "Stoppingmlflow", "Stoppingserver",
+    ]  # fmt: skip
+    steps = trained_steps(job)
+    assert steps == list(range(1, len(steps) + 1)) and latest_whole(job) == steps[-1]
 
 
 def tracked_runs(here: Deployed) -> list[Any]:
