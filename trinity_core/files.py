@@ -10,13 +10,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.waits import retry
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return content
     log.warning("%s is damaged and is taken as missing; remove it", path)
     return None
+
+
+def from_record(cls: type[T], values: Mapping[str, Any], source: Path | str) -> T:
+    """The dataclass `cls` of the values that `source` holds, a file or another place that people know.
+
+    Raises DataError if it has no field for one of them: a newer release wrote that.
+    """
+    try:
+        return cls(**values)
+    except TypeError:
+        unknown = values.keys() - {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        if not unknown:
+            raise
+        raise DataError(
+            f"{source} was written by a newer release (unknown: {', '.join(sorted(unknown))}): continue with that one",
+            key=str(source),
+        ) from None
 
 
 def remove_tree(path: Path) -> None:

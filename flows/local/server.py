@@ -27,7 +27,7 @@ import psutil
 from trinity_core.addresses import LOOPBACK
 from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
-from trinity_core.files import cache_folder, clear_errors, read_json, temporary_sibling, write_json
+from trinity_core.files import cache_folder, clear_errors, from_record, read_json, temporary_sibling, write_json
 from trinity_core.processes import end, family, start_mark, still_runs
 from trinity_core.waits import poll
 
@@ -114,7 +114,8 @@ class UpState:
             record = read_json(path)
         if record is None:
             return None
-        return cls(**record | {"processes": [Process(**process) for process in record["processes"]]})
+        processes = [from_record(Process, process, path) for process in record["processes"]]
+        return from_record(cls, record | {"processes": processes}, path)
 
     def named(self, name: str) -> list[Process]:
         """The processes of that name, at most one."""

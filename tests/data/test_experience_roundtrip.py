@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raising
+from safetensors.numpy import load, save
 
-from trinity_core.data.experience import Experience, arrays_json, from_bytes, from_json, to_bytes
+from trinity_core.data.experience import STORE, Experience, arrays_json, from_bytes, from_json, scalars, to_bytes
 from trinity_core.errors import DataError
 
 OPTIONAL = st.sets(st.sampled_from(["logprobs", "versions", "token_rewards", "teacher_logprobs"]))
@@ -39,6 +40,13 @@ def test_bytes_round_trip(those):
         for name in Experience.__slots__:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         assert other.tokens.dtype == np.int32 and other.action_mask.dtype == np.bool_
+
+
+def test_experience_of_a_newer_release_is_refused():
+    blob = to_bytes([Experience(np.array([1, 2]), 1, np.array([True]))])
+    rows = [row | {"later": 1} for row in scalars(blob)]
+    with raising(DataError, key=STORE):
+        from_bytes(save(load(blob), {"experiences": json.dumps(rows)}))
 
 
 def test_lengths_must_agree():

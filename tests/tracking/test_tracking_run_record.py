@@ -50,6 +50,13 @@ def test_a_later_attempt_knows_how_long_those_before_took(tmp_path: Path) -> Non
     assert record_start(tmp_path, {}, "rft").earlier == 100.0  # type: ignore[union-attr]
 
 
+def test_state_of_a_newer_release_is_unknown(tmp_path: Path) -> None:
+    record_path(tmp_path).parent.mkdir()
+    write_json(record_path(tmp_path), {"state": "archived", "began": 100.0, "host": socket.gethostname()})
+    record = read_record(tmp_path)
+    assert record is not None and record.present_state is RunState.UNKNOWN
+
+
 @pytest.mark.parametrize("folder", ["", "stage"])
 def test_an_attempt_that_was_killed_took_until_its_last_metrics(
     tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trinity_core.errors import TrinityError
-from trinity_core.files import expanded, write_json
+from trinity_core.files import expanded, from_record, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.weights_digest import weights_digest
 
@@ -81,7 +81,7 @@ def recorded_beginning(job_dir: Path, step: int) -> Beginning | None:
     layout = JobLayout(job_dir)
     state = layout.step(step) / STATE
     began = json.loads(state.read_text()).get("began") if state.exists() else None
-    return Beginning(**began) if began else None
+    return from_record(Beginning, began, state) if began else None
 
 
 def other_beginning(job_dir: Path, step: int, model_path: str) -> Beginning | None:
@@ -106,14 +106,15 @@ def begin_from(
     TrinityError if those are another model's or adapter's.
     """
     layout, present = JobLayout(job_dir), Beginning.of(model_path, adapter_path)
-    noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
+    path = layout.beginning
+    noted = from_record(Beginning, json.loads(path.read_text()), path) if path.exists() else None
     if noted is not None and has_rows and noted.differs(present):
         raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root), key="model.model_path")
     if noted is not None and has_rows and noted.adapter != present.adapter:
         raise TrinityError(OTHER_ADAPTER.format(now=adapter_path, folder=layout.root), key="model.lora_configs[0].path")
     if noted is None or noted.differs(present) or noted.adapter != present.adapter:
         forget()
-        write_json(layout.beginning, asdict(present))
+        write_json(path, asdict(present))
 
 
 def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:

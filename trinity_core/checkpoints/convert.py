@@ -23,6 +23,7 @@ from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
     clear_errors,
+    from_record,
     read_json,
     remove_tree,
     sync_file,
@@ -239,8 +240,9 @@ def _merged(
     config = adapters.read_config(actor / ADAPTER)
     adapter = _adapter(actor)
     base = str(base_model_dir or config["base_model_name_or_path"])
-    began = json.loads((step_folder / STATE).read_text())["began"]
-    if began and Beginning(**began).differs(Beginning.of(base)):
+    state = step_folder / STATE
+    began = json.loads(state.read_text())["began"]
+    if began and from_record(Beginning, began, state).differs(Beginning.of(base)):
         raise DataError(
             f"the adapter in {actor} belongs to {began['model']} as it was when the run began, and {base} is another "
             "model or has been written again since; name the folder of its base with --base-model-dir"

@@ -13,12 +13,17 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.files import from_record
 
 Json = Any
 
 
 STEP_REWARD = "step_reward"
 """The metric that holds a turn's own reward where `reward` is that of its whole run; `gigpo` adds up the turns' own."""
+
+
+STORE = "the experience store"
+"""Where `to_bytes` is read from, for people."""
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +189,8 @@ def require_json(info: Mapping[str, Any], giver: str, key: str = "info") -> None
 
 
 def from_bytes(blob: bytes) -> list[Experience]:
-    """Inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
+    """Inverse of `to_bytes`. The arrays of the experiences are views of shared arrays. Raises DataError for those of a
+    newer release."""
     rows = scalars(blob)
     arrays: dict[str, np.ndarray] = load_arrays(blob)
     ends = dict.fromkeys(arrays, 0)
@@ -194,7 +200,7 @@ def from_bytes(blob: bytes) -> list[Experience]:
         for name, length in row.pop("lengths").items():
             start, ends[name] = ends[name], ends[name] + length
             own[name] = arrays[name][start : ends[name]]
-        experiences.append(Experience(**own, **row))
+        experiences.append(from_record(Experience, own | row, STORE))
     return experiences
 
 

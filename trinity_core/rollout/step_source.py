@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from trinity_core.config import Config
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import STORE, Experience
 from trinity_core.data.joined import JoinedInputs
 from trinity_core.data.lengths import TasksTaken, explore_steps, rollouts_taken, tasks_taken
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
+from trinity_core.files import from_record
 from trinity_core.inference.openai_api.api_settings import POLICY
 from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
 from trinity_core.inference.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
@@ -161,7 +162,7 @@ class TaskSteps:
         before, also those that are made again because the trainer went back to before that change."""
         self.schedule.resume(position, positions)
         each, known = tasks_taken(self.config, self.schedule), stats()
-        self.taken = TasksTaken(**(position or {}).get(TAKEN, {"each": each}))
+        self.taken = from_record(TasksTaken, (position or {}).get(TAKEN, {"each": each}), STORE)
         if self.taken.each != each or known.committed < self.taken.step:
             before = self.total_steps
             waiting = (known.ready + known.leased) * each // rollouts_taken(self.config)

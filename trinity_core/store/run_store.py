@@ -17,7 +17,7 @@ from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from trinity_core.config import Config, store_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.files import write_json
+from trinity_core.files import from_record, write_json
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import one_at_a_time
 from trinity_core.store.database import is_of_one_machine, namespaces, parsed_url
@@ -100,7 +100,7 @@ def read_identity(folder: Path) -> Identity | None:
     """The identity of the run in a folder; None if it has none yet. Raises DataError if it cannot be read."""
     path = JobLayout(folder).identity
     try:
-        return Identity(**json.loads(path.read_bytes()))
+        return from_record(Identity, json.loads(path.read_bytes()), path)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:

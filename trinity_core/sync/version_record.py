@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from trinity_core.files import from_record
 from trinity_core.sync.digest import TensorDigest
 from trinity_core.sync.tensorfile import Layout, TensorSpec, plan, spec_of
 from trinity_core.sync.weight_check import WeightCheck
@@ -41,14 +42,15 @@ class VersionRecord:
 
     @classmethod
     def read(cls, path: Path) -> VersionRecord | None:
-        """The record at `path`; None if the file does not exist."""
+        """The record at `path`; None if the file does not exist. Raises DataError for that of a newer release."""
         try:
             value = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         check = value.pop("check")
         digests = {name: TensorDigest(*digest) for name, digest in value.pop("digests").items()}
-        return cls(**value, check=None if check is None else WeightCheck.from_json(check), digests=digests)
+        others = {"check": None if check is None else WeightCheck.from_json(check), "digests": digests}
+        return from_record(cls, value | others, path)
 
 
 @dataclass(frozen=True)

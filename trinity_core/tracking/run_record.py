@@ -35,7 +35,11 @@ class RunState(Enum):
     KILLED = "killed"
     """Its process is gone and has not said why."""
     UNKNOWN = "unknown"
-    """A run of an older release says nothing."""
+    """A run of an older release says nothing, one of a newer release maybe something else."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> RunState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:

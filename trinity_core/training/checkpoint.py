@@ -26,6 +26,7 @@ from torch import Tensor
 from trinity_core.checkpoints.adapters import CONFIG, read_config
 from trinity_core.checkpoints.beginning import STATE, Beginning
 from trinity_core.errors import DataError
+from trinity_core.files import from_record
 from trinity_core.layout import ADAPTER, shard_name
 from trinity_core.pinned import CopyStream
 from trinity_core.training.distributed import Ranks, sum_over_ranks
@@ -62,6 +63,11 @@ class TrainerState:
     """`state.loss_scale`, by folder."""
     began: dict[str, str] = field(default_factory=dict)
     """The `Beginning` of the run."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainerState:
+        """The state in a checkpoint's folder. Raises DataError for that of a newer release."""
+        return from_record(cls, json.loads((folder / STATE).read_text()), folder / STATE)
 
 
 def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
@@ -170,11 +176,11 @@ def part_of(file: str, number: int) -> str:
 def load(learner: Learner, folder: Path) -> TrainerState:
     """Restore the state in `folder`, written by any number of workers. Collective.
 
-    Raises DataError for a checkpoint of another adapter, or of none.
+    Raises DataError for a checkpoint of another adapter, or of none, and for one of a newer release.
     """
     saved = folder / "actor" / ADAPTER
     refuse_other_adapter(read_config(saved) if saved.exists() else None, learner.adapter, folder)
-    state = TrainerState(**json.loads((folder / STATE).read_text()))
+    state = TrainerState.read(folder)
     zero_losses = learner.zero_losses()
     for part, engine in engines_by_folder(learner).items():
         if part not in state.optimizer_steps:

@@ -21,7 +21,15 @@ from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, s
 from trinity_core.data.rejected import LISTED
 from trinity_core.data.values import number_of
 from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
-from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
+from trinity_core.files import (
+    clear_errors,
+    from_record,
+    read_json,
+    remove_leftovers,
+    sync_file,
+    temporary_sibling,
+    write_json,
+)
 from trinity_core.pipelines.data_juicer.client import Processes
 from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.models import TaskModels, own_model
@@ -112,8 +120,9 @@ def curate(
 
 
 def _finished(folder: Path) -> CuratedDataset | None:
-    record = read_json(folder / "dataset.json")
-    return CuratedDataset(folder=folder, **record) if record else None
+    path = folder / "dataset.json"
+    record = read_json(path)
+    return from_record(CuratedDataset, record | {"folder": folder}, path) if record else None
 
 
 def made_operator(
