@@ -233,20 +233,18 @@ class Database:
     def _create(self, namespace: str) -> None:
         meta = self.tables.meta
 
-        def create() -> int | None:
+        def create() -> None:
             with self._engine.connect() as connection, connection.begin():
+                if inspect(connection).has_table(meta.name):  # another release's store stays as it is
+                    self._check_schema(connection.execute(select(meta.c.schema)).scalar())
                 self._backend.lock_schema(connection)
                 self.tables.metadata.create_all(connection)
-                known = connection.execute(select(meta.c.schema)).scalar()
-                if known is None:
+                if connection.execute(select(meta.c.schema)).scalar() is None:
                     first = {"clock": 0, "lineage": 0, "committed": 0}
                     connection.execute(insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first))
-            return known
 
         with self._translated():
-            known = when_room(partial(retry, create, _is_locked, CREATE_SECONDS, 0.1), self.name)
-        if known is not None:
-            self._check_schema(known)
+            when_room(partial(retry, create, _is_locked, CREATE_SECONDS, 0.1), self.name)
 
     def _check_schema(self, known: int | None) -> None:
         if known != SCHEMA_VERSION:
