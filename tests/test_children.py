@@ -216,6 +216,18 @@ def test_the_output_of_a_command_is_kept() -> None:
     assert child.output(8) == "the end" and child.output_bytes() == 509
 
 
+def test_the_output_of_a_worker_does_not_grow_with_its_calls(tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text(
+        "class Chatty:\n    def say(self, text):\n        print(text * 2**19, flush=True)\n"
+    )
+    worker = Worker(f"{tmp_path}/chatty.py:Chatty", keep_output=True)
+    worker.make({})
+    for text in "abcdef":
+        worker.call("say", text, seconds=60)
+        assert worker.output(4) == text * 3 and worker.output_bytes() < 2 << 20
+    worker.kill()
+
+
 @given(st.lists(st.sampled_from(["S3CR", "S3CRET", "\n", "ä", "x", " "]), max_size=12), st.integers(1, 30))
 def test_no_part_of_a_secret_is_shown(pieces: list[str], shown: int) -> None:
     """Wherever the output is cut; an empty secret hides nothing."""

@@ -37,6 +37,9 @@ END_SECONDS = 10.0
 SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
 """Seconds. Once a time limit has passed, a worker that waited for a CPU gets at least the former per look."""
 
+KEPT_OUTPUT = 1 << 20
+"""Bytes of a worker's output from which on it is forgotten before the next call: a worker may live for days."""
+
 _guardians: dict[int, str] = {}
 """Process → the variable of its children. A process that was forked has no guardian yet."""
 _lock = threading.Lock()
@@ -196,6 +199,9 @@ class Worker(Child):
         return self._ask(method, arguments, seconds)
 
     def _ask(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        if self._output is not None and self.output_bytes() > KEPT_OUTPUT:
+            self._output.seek(0)  # for the worker too: it has the same place in the file
+            self._output.truncate()
         try:
             self._connection.send((method, arguments))
             self._wait(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import os
 import signal
@@ -235,6 +236,16 @@ def test_unreadable_eval_set_ends_the_pipeline(tmp_path: Path) -> None:
     args = {"eval_paths": [evals], "input_keys": ["question"]}
     with pytest.raises(DataError, match=r"evals/test\.jsonl:1"):
         questions_left(tmp_path, asked("a"), operator("contamination_filter", **args))
+
+
+def test_fingerprint_is_not_of_the_source_of_our_own_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update would have rows made anew, by models that say something else: no run could be resumed with them."""
+    source = write(tmp_path / "rows.jsonl", asked("1 + 1", "2 + 2"))
+    pipeline = TaskPipeline([source], [operator("text_length_filter", input_keys=["question"])])
+    before = curate(pipeline, tmp_path / "out").fingerprint
+    (edited := tmp_path / "filters.py").write_text("# another word\n")
+    monkeypatch.setattr(inspect, "getsourcefile", lambda kind: str(edited))
+    assert curate(pipeline, tmp_path / "out").fingerprint == before
 
 
 def test_fingerprint_is_of_contents(tmp_path: Path) -> None:

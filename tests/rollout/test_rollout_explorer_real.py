@@ -148,7 +148,7 @@ def test_agents_that_hang_or_crash_cost_only_themselves(
     Failing.seen.clear()
     config = config_of(tiny_folders, tmp_path, "failing").with_values({
         "explorer.rollout_model.enable_openai_api": True, "buffer.total_steps": 1,
-        "explorer.max_timeout": 10, "explorer.max_retry_times": 1,
+        "explorer.max_timeout": 5, "explorer.max_retry_times": 1,
     })  # fmt: skip
     taskset = config.buffer.explorer_input.tasksets[0].with_values({"default_workflow_type": "failing"})
     config = config.with_values({"buffer.explorer_input.tasksets": [taskset]})
@@ -162,7 +162,7 @@ def test_agents_that_hang_or_crash_cost_only_themselves(
     [audit] = audit_runs(config.job_dir).values()
     assert (audit.tasks_drawn, audit.failed, audit.sampled_tokens) == (4, 2, sampled)
     why = " ".join(audit.failed_because)
-    assert "longer than 10 s (explorer.max_timeout)" in why and "RuntimeError: the agent crashed" in why
+    assert "longer than 5 s (explorer.max_timeout)" in why and "RuntimeError: the agent crashed" in why
     assert not [problem for problem in audit.problems if "session" in problem]
 
 
@@ -176,10 +176,8 @@ def test_answers_in_flight_take_up_new_weights(
     length = 150
     config = config_of(tiny_folders, tmp_path, method).with_values({
         "buffer.total_steps": 1,
-        "buffer.batch_size": 16,
         "model.max_response_tokens": length,
         "model.min_response_tokens": length,
-        "explorer.runner_per_model": 16,
         "synchronizer": {"sync_style": "trainer_driven", "sync_in_flight": True, "sync_method": method},
     })  # fmt: skip
     other = copy.deepcopy(tiny_model)

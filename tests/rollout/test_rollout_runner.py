@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -336,6 +338,30 @@ def test_requests_of_a_thread_are_cancelled_with_its_workflow(kind, monkeypatch,
     before = threading.enumerate()
     asyncio.run(main())
     assert len(engine.aborted) == 2
+
+
+class _Result:
+    """Stands for the experiences of a workflow."""
+
+
+def test_what_workflows_returned_is_not_kept():
+    """An explorer lives for days: what it kept of each rollout would fill its memory."""
+    kept: WeakSet[_Result] = WeakSet()
+
+    async def returns():
+        await asyncio.gather(asyncio.sleep(0), asyncio.create_task(asyncio.sleep(0)))
+        kept.add(result := _Result())
+        return result
+
+    async def main():
+        loops = WorkflowLoops()
+        for _ in range(4):
+            await loops.run(returns, 60.0)
+        gc.collect()
+        loops.close()
+        return len(kept)
+
+    assert asyncio.run(main()) <= 1, "the last one may still be somebody's result"
 
 
 @pytest.mark.parametrize("given", [None, SystemExit(3), KeyboardInterrupt()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from trinity_core.runtime import driver, pipeline
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.find_stores import runs_in
 from trinity_core.runtime.frontend import Frontend
-from trinity_core.runtime.made_from import made_from
+from trinity_core.runtime.made_from import USUAL, differences, made_from
 from trinity_core.runtime.nodes import software
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.preflight.stage_plan import plans_of
@@ -349,6 +350,21 @@ def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
         for coefficient in (1, 1.0, 1.5)
     )
     assert made_from(whole) == made_from(other) != made_from(half)
+
+
+def test_a_setting_that_an_update_adds_leaves_a_stage_done() -> None:
+    """At its default nobody has changed it; a default that the update changes is no change either."""
+    config = Config().with_values({"explorer.runner_per_model": 3})
+    now = made_from(config)
+    older = json.loads(json.dumps(now))
+    older["settings"] = {name: ["other"] for name in older["settings"]}
+    del older["keys"]["explorer.max_timeout"], older["keys"]["trainer.grad_clip"]
+    older["keys"]["model.temperature"] = ["of an older default", USUAL]
+    assert differences(older, now, "settings") == []
+    del older["keys"]["explorer.runner_per_model"]
+    assert differences(older, now, "settings") == ["explorer.runner_per_model"]
+    changed = made_from(config.with_values({"model.temperature": 0.5}))
+    assert differences(now, changed, "settings") == ["model.temperature"] == differences(changed, now, "settings")
 
 
 def test_plugins_in_folders_within_the_plugin_folder_count(tmp_path: Path) -> None:

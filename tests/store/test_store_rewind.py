@@ -137,6 +137,15 @@ def test_pruned_rows_are_counted_as_lost(store):
     assert store.rewind(1) == 8
 
 
+def test_pruned_rows_that_are_sampled_again_are_not_lost(store):
+    """Checkpoint 1 knows the policy that sampled the batch of step 2, but none of those of steps 3 and 4."""
+    on_policy(store, 1, 4, {})
+    store.commit(4)
+    store.prune(3)
+    assert store.rewind(1) == 4
+    assert store.position("e").step == 2
+
+
 def test_versions_never_fall_within_a_lineage(store):
     store.put("e", 1, {}, [], 5)
     store.put("e", 2, {}, [], 3)

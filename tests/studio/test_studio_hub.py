@@ -69,6 +69,7 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             for fact in ("finished", "0.750", "4 of 8", "base"):
                 await page.until(has(fact), fact)
             await page.until("document.querySelectorAll('[data-testid=stVegaLiteChart] canvas, .marks').length >= 2")
+            assert {"Convert", "Smoothing"} <= {*await page.tab_stops()}
             for name, shown in (
                 ("Checkpoints", "org/base"), ("Configuration", "optimizer"), ("Logs", "the trainer says this"),
                 ("Commands", "trinity audit --checkpoint-dir checkpoints/hub/done"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import create_model
 from raising import raising
 from safetensors.numpy import save_file
 
@@ -23,7 +24,13 @@ from trinity_core.runtime import evaluation
 from trinity_core.runtime.evaluation import unscored_steps
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.scores import latest_scores, score_fingerprint, unscored_sets, valid_scores
+from trinity_core.tracking.scores import (
+    latest_scores,
+    score_fingerprint,
+    uncounted_steps,
+    unscored_sets,
+    valid_scores,
+)
 from trinity_core.tracking.writers import RankingWriter
 from trinity_core.training.savepoints import Savepoints
 
@@ -91,9 +98,10 @@ def test_a_score_is_made_again_when_what_made_it_changes(folder: Path, change: s
     else:
         (folder / change).write_text('{"question": "2+2?", "answer": "4"}\n')
         after = config_of(folder)
-    assert unscored_steps(after, "base") == [0]
+    assert unscored_steps(after, "base") == [0] == uncounted_steps(after)
     assert valid_scores(after) == {}
     write_score(after, 0, 0.6)
+    assert uncounted_steps(after) == []
     assert unscored_steps(after, "base") == [] and valid_scores(after) == {0: 0.6}
 
 
@@ -119,6 +127,16 @@ def test_a_score_stays_however_the_paths_are_written(folder: Path, monkeypatch: 
     relative = config_of(folder, f"{data}=data", f"{judge}=./judge", "model.model_path=model", "plugin_dir=plugins")
     assert relative.buffer.explorer_input.eval_tasksets[0].path == "data"
     assert unscored_steps(relative, "base") == []
+
+
+def test_a_score_stays_when_an_update_adds_a_setting(folder: Path) -> None:
+    config = config_of(folder)
+    before = [score_fingerprint(config, step) for step in (0, 1)]
+    updated = create_model("Updated", __base__=type(config.model), added=(int, 5))
+    for added, same in ((5, True), (6, False)):
+        model = updated.model_construct(**dict(config.model), added=added)
+        after = config.model_copy(update={"model": model})
+        assert ([score_fingerprint(after, step) for step in (0, 1)] == before) is same
 
 
 def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:

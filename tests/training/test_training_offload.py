@@ -39,7 +39,6 @@ def test_states_stay_where_the_engines_leave_them_room(make_config, monkeypatch,
     [
         {},
         {"trainer__zero_stage": 2},
-        {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16"},
         {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16", **OPTIMIZER_OFFLOAD},
         {"algorithm": "ppo"},
         {"trainer__zero_stage": 2, "trainer__dtype": "bfloat16", "model__lora_configs": "[{name: a, lora_rank: 4}]"},

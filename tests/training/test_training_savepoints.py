@@ -38,6 +38,7 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
         scores.write(step, {"eval/test/accuracy": accuracy})
     savepoints.writer.close()
     assert savepoints.layout.steps() == [2, 4, 5]
+    assert savepoints.oldest() == 4, "the best one does not keep the store's rows"
     folders = {step: savepoints.layout.step(step) / "actor" / "huggingface" for step in (2, 4, 5)}
     assert [step for step, folder in folders.items() if list(folder.glob("*.safetensors"))] == [5]
     manifest = savepoints.layout.step(5) / MANIFEST

@@ -42,7 +42,7 @@ STOP = """(() => {
     e.dataset.reached = 1
     const around = [e, e.parentElement, e.parentElement.parentElement].map((each) => getComputedStyle(each))
     const isArea = ["IFRAME", "MAIN", "CANVAS"].includes(e.tagName)
-    const hasCaret = e.tagName === "INPUT" && e.type !== "checkbox"
+    const hasCaret = e.tagName === "TEXTAREA" || (e.tagName === "INPUT" && e.type !== "checkbox")
     const given = e.ariaLabel || e.innerText || e.labels?.[0]?.innerText
     const name = given || e.title || e.placeholder || (isArea && e.tagName)
     const shown = isArea || hasCaret

@@ -95,11 +95,6 @@ def test_verifiers(players, config, actions, rewards):
         assert steps[1].observation == "lower"
 
 
-def test_limits_in_tokens_are_refused_as_verifiers_actions_are_text(players):
-    with pytest.raises(EnvironmentFailed, match=r"player\.max_output_tokens"):
-        players.episode("verifiers", {"env_id": GUESS, "env_config": {"player": {"max_output_tokens": 5}}}, [])
-
-
 def test_tools_of_verifiers_run_in_their_server(players):
     config = {"id": "single_agent", "taskset": {"with_tools": True}}
     call = '<tool_call>{"name": "oracle_is_less", "arguments": {"least": %s}}</tool_call>'
@@ -110,6 +105,12 @@ def test_tools_of_verifiers_run_in_their_server(players):
     assert (steps[2].reward, steps[2].done) == (0.5, True)
     steps, _ = players.episode("verifiers", args, ["<tool_call>nonsense</tool_call>"])
     assert steps[1].info["invalid"] and not steps[1].done
+
+
+def test_limits_in_tokens_are_refused_as_verifiers_actions_are_text(players):
+    """Last of the tests with verifiers: a failure ends the process, and it takes 10 s to import them."""
+    with pytest.raises(EnvironmentFailed, match=r"player\.max_output_tokens"):
+        players.episode("verifiers", {"env_id": GUESS, "env_config": {"player": {"max_output_tokens": 5}}}, [])
 
 
 def test_env_try_plays_with_another_python(players):

@@ -149,7 +149,7 @@ def test_data_and_formulas_are_evaluated(text):
 def test_a_verifier_that_hangs_is_killed():
     """Sympy would differentiate this answer for hours: no rollout of the task is judged, and the next task is."""
     asked = [row["prompt"] for row in rows("simple_integration", 1, 1, {})]
-    gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 8.0}
+    gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 5.0}
 
     def play(*turns):
         fields = {"raw": {"question": "Go.", "seed": 1}, "repeat_times": 1, "workflow_args": gym | {"processes": 1}}

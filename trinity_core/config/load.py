@@ -83,6 +83,20 @@ def to_dict(config: Any) -> Any:
     return config
 
 
+def without_defaults(config: Any) -> Any:
+    """A section as plain values, without those that are the schema's defaults: what a later release adds to the schema
+    does not change it."""
+    if isinstance(config, BaseModel):
+        fields = type(config).model_fields
+        values = {name: (value, fields[name].get_default(call_default_factory=True)) for name, value in config}
+        return {name: without_defaults(value) for name, (value, default) in values.items() if value != default}
+    if isinstance(config, list | tuple):
+        return [without_defaults(item) for item in config]
+    if isinstance(config, dict):
+        return {name: without_defaults(item) for name, item in config.items()}
+    return config
+
+
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
     return dump(escaped(to_dict(config)))

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from trinity_core.threads import Bridge, Interrupted, Loop, interrupt
 from trinity_core.timing import BusyTimer
@@ -140,8 +140,9 @@ class _Lane:
         """The call that held up the others last."""
         self.freed_at = -math.inf
         self.is_left = False
-        self._owners: WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]] = WeakKeyDictionary()
-        """Task of the workflow that each task belongs to."""
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], ref[asyncio.Task[Any]]] = WeakKeyDictionary()
+        """Task of the workflow that each task belongs to. A value that is no reference would keep its own key, and with
+        it the experiences that the workflow has returned."""
         self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
         self._thread.start()
 
@@ -154,7 +155,8 @@ class _Lane:
     def running(self) -> asyncio.Future[Any] | None:
         """The call whose workflow runs now."""
         task = asyncio.current_task(self.loop)
-        return None if task is None else self.inward.caller_of(self._owners.get(task))
+        owner = None if task is None else self._owners.get(task)
+        return None if owner is None else self.inward.caller_of(owner())
 
     def stack(self) -> str:
         """Where the thread is now."""
@@ -192,7 +194,8 @@ class _Lane:
     def _begin(self, loop: Loop, work: Any, **named: Any) -> asyncio.Task[Any]:
         parent = asyncio.current_task(loop)
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **named)
-        self._owners[task] = task if parent is None else self._owners.get(parent, task)
+        own = ref(task)
+        self._owners[task] = own if parent is None else self._owners.get(parent, own)
         return task
 
 

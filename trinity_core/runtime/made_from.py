@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
+from trinity_core.config.load import without_defaults
 from trinity_core.config.paths import uses_pipeline
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
@@ -19,6 +20,8 @@ from trinity_core.plugins import python_files
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""
+USUAL = "default"
+"""Stands among the digests of a setting that has the schema's default."""
 HASHED = 256 << 20
 """Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
 
@@ -39,15 +42,24 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 def made_from(config: Config) -> dict[str, dict[str, Any]]:
     """`settings`, which decide what a run makes, and `inputs`, beside which it counts as the same run: sync settings,
     the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths in it; an
-    inner section is one setting, and `keys` has each key of it."""
-    sections = to_dict(config)
+    inner section is one setting, and `keys` has each key of it, with `USUAL` where it has the schema's default."""
+    sections, set_here = to_dict(config), without_defaults(config)
     outcome = {name: sections[name] for name in OUTCOME}
+    unusual = {above for name, _ in _entries(set_here) for above in _with_sections(name)}
     return {
         "settings": {name: _digests(value) for name, value in _entries(outcome, 2)},
-        "keys": {name: _digests(value) for name, value in _entries(outcome)},
+        "keys": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
         "inputs": {name: _digests(value) for name, value in _entries({"synchronizer": sections["synchronizer"]})}
         | {str(file): _contents(file) for file in _files(config)},
     }
+
+
+def _with_sections(name: str) -> Iterator[str]:
+    """A key, and those of the sections and lists that it is in."""
+    yield name
+    for place, character in enumerate(name):
+        if character in ".[":
+            yield name[:place]
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
@@ -63,10 +75,13 @@ def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) ->
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of which no digest is the same; files are named as they are written now, or as they were."""
+    """The names of which no digest is the same; files are named as they are written now, or as they were.
+
+    A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
+    """
     known, present = ({_place(name): (name, _as_set(value)) for name, value in one.items()} for one in (before, now))
     pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
-    differing = [new or old for old, new in pairs if old is None or new is None or not old[1] & new[1]]
+    differing = [new or old for old, new in pairs if not (old[1] if old else {USUAL}) & (new[1] if new else set())]
     return sorted(one[0] for one in differing if one is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -19,7 +20,13 @@ from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.run_record import read_record
-from trinity_core.tracking.scores import evaluation_of, evaluation_text, valid_scores
+from trinity_core.tracking.scores import evaluation_of, evaluation_text, uncounted_steps, valid_scores
+
+log = logging.getLogger(__name__)
+UNCOUNTED = (
+    "the scores of steps %s do not count: they were made with other settings, or by a release that scored otherwise; "
+    "`trinity evaluate --config FILE --which missing` scores the checkpoints that are kept"
+)
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
@@ -54,6 +61,8 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "results": results,
     }
     write_summary(config, summary)
+    if steps := uncounted_steps(config):
+        log.warning(UNCOUNTED, ", ".join(map(str, steps)))
     return summary
 
 

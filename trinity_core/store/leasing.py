@@ -124,14 +124,14 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
     if not first and not later:
         return 0
-    lost = _release(connection, t, step)
+    pruned = _release(connection, t, step)
     for explorer, begin in first.items():
         _drop_steps(connection, t, explorer, begin)
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
     connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
-    return lost
+    return _count_rows(connection, t, pruned)
 
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:
@@ -170,30 +170,28 @@ def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[s
     return dict(connection.execute(query.group_by(t.steps.c.explorer)).tuples().all())
 
 
-def _release(connection: Connection, t: Tables, step: int) -> int:
-    """Return the batches after `step` to the queue; returns the number of their rows that were pruned already."""
+def _release(connection: Connection, t: Tables, step: int) -> list[int]:
+    """Return the batches after `step` to the queue; returns their groups that are pruned, so that they cannot."""
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
-    leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
     there = g.state != State.PRUNED
-    present = connection.scalar(
-        select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step, there)
-    )
     before = g.id.in_(select(lg.group_id).where(lg.step <= step))
+    pruned: list[int] = []
     for some in chunks(ids):
+        pruned += connection.scalars(select(g.id).where(g.id.in_(some), ~there, ~before))
         connection.execute(update(t.groups).where(g.id.in_(some), there, ~before).values(state=State.READY))
         connection.execute(update(t.groups).where(g.id.in_(some), there, before).values(state=State.TRAINED))
     stale = (g.state == State.STALE) & (g.stale_at > step)
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
     connection.execute(delete(t.leases).where(t.leases.c.step > step))
-    return int(leased) - int(present or 0)
+    return pruned
 
 
 def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
+    """Rows of those groups that the ledger still has."""
     g = t.groups.c
-    there = g.state != State.PRUNED
-    sizes = (connection.scalar(select(func.sum(g.size)).where(g.id.in_(some), there)) for some in chunks(ids))
+    sizes = (connection.scalar(select(func.sum(g.size)).where(g.id.in_(some))) for some in chunks(ids))
     return sum(int(size or 0) for size in sizes)
 
 

@@ -36,8 +36,9 @@ from trinity_core.store.strategies import Fifo, Strategy, first_explore_step
 log = logging.getLogger(__name__)
 
 LOST = (
-    "the run goes back to step %d, before the oldest checkpoint that was kept: %d rows that later steps trained on are "
-    "deleted and not trained on again; `trinity audit` names their tasks"
+    "the run goes back to step %d, and the store keeps the rows of the newest checkpoints only "
+    "(trainer.max_checkpoints_to_keep): %d rows that later steps trained on are deleted, and their tasks are not drawn "
+    "again; `trinity audit` names them"
 )
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
 """Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
@@ -347,8 +348,8 @@ class ExperienceStore:
         """Rewind to checkpoint `step` (0: the beginning); a trainer always calls this first.
 
         Changes nothing if nothing happened after it. Delete newer weights first (`WeightVersions.rewind`), so that an
-        explorer that notices the rewind finds none. Returns the rows of later batches that are pruned already and so
-        cannot return, with a warning: prune only up to the oldest checkpoint kept.
+        explorer that notices the rewind finds none. Returns the rows of later batches that were pruned and are not
+        sampled again, with a warning: a rewind is exact only to the step of the last `prune` or later.
         """
         with self._database.write() as connection:
             lost = leasing.rewind(connection, self._tables, step)
@@ -358,7 +359,7 @@ class ExperienceStore:
 
     @waits_for_room
     def prune(self, step: int, uses: int = 1) -> int:
-        """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many.
+        """Delete the rows of final batches up to `step`, the oldest that a rewind is to be exact for; return how many.
 
         Rows in fewer than `uses` batches stay, since they may be used again.
         """
@@ -434,9 +435,11 @@ class ExperienceStore:
         stats = self.stats()
         return all_have_finished(stats.explorers) and not stats.ready
 
+    @again_if_away
     def explorer_steps(self) -> dict[str, int]:
-        """The last step that each explorer has put, by its name."""
-        return {name: explorer.step for name, explorer in self.stats().explorers.items()}
+        """The last step that each explorer has put, by its name; takes no longer in a store of many groups."""
+        with self._database.read() as connection:
+            return {name: explorer.step for name, explorer in members.explorers(connection, self._tables).items()}
 
     @again_if_away
     def stats(self) -> Stats:

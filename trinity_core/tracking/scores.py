@@ -13,8 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config import Config, to_dict
+from trinity_core.config import Config
 from trinity_core.config.engine_args import is_lossy
+from trinity_core.config.load import without_defaults
 from trinity_core.data.files import data_files, is_local
 from trinity_core.errors import DataError
 from trinity_core.files import expanded
@@ -25,6 +26,8 @@ from trinity_core.weights_digest import weight_files, weights_digest
 ANSWERING = ("*.json", "*.jinja", "*.model")
 """Files of a model folder, beside its weights, that decide what it answers."""
 BLOCK_BYTES = 1 << 20
+FORMAT = 1
+"""Raised when a default changes that changes scores: settings at their default are left out."""
 ENGINE = ("dtype", "tool_call_parser", "reasoning_parser", "seed")
 """Settings of the policy's engines that change its answers."""
 SCORED = re.compile(r"eval/(?P<set>.+)/(?P<kind>accuracy|reward|judged)(?:/mean)?")
@@ -39,27 +42,25 @@ def score_fingerprint(config: Config, step: int) -> str:
     Those belong to the run and the step. Step 0 is `model.model_path` with the adapter to start from, whose files are
     part of the fingerprint, or the external model: its address, name and `request_args`.
     """
-    settings, model = to_dict(config), to_dict(config)["model"]
+    explorer, model = config.explorer, without_defaults(config.model)
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
-    template = model["chat_template_path"]
+    template = config.model.chat_template_path
     made_with = {
-        "seed": settings["seed"],
+        "format": FORMAT,
+        "seed": config.seed,
         "model": _model_digest(config.model.model_path) if step == 0 and not config.external_model else "",
         "prompts and sampling": prompts,
         "chat template": _files_digest([Path(template).expanduser()]) if template else "",
-        "eval sets": settings["buffer"]["explorer_input"]["eval_tasksets"],
+        "eval sets": without_defaults(config.buffer.explorer_input.eval_tasksets),
         "data": [
             data_digest(data.path, data.split, data.subset_name) for data in config.buffer.explorer_input.eval_tasksets
         ],
         "auxiliary models": [
             {name: value for name, value in auxiliary.items() if name not in ASIDE}
             | {"files": _model_digest(auxiliary["model_path"])}
-            for auxiliary in settings["explorer"]["auxiliary_models"]
+            for auxiliary in without_defaults(explorer.auxiliary_models)
         ],
-        "workflows": {
-            "max_timeout": settings["explorer"]["max_timeout"],
-            "env_vars": sorted(settings["explorer"]["env_vars"]),
-        },
+        "workflows": {"max_timeout": explorer.max_timeout, "env_vars": sorted(explorer.env_vars)},
         "plugins": _plugins_digest(config.plugin_dir),
     }
     if step == 0 and config.model.lora is not None and config.model.lora.path is not None:
@@ -68,9 +69,9 @@ def score_fingerprint(config: Config, step: int) -> str:
         names = ("base_url", "model_name", "request_args")
         made_with["external model"] = {name: getattr(external, name) for name in names}
     else:
-        engine = settings["explorer"]["rollout_model"]
-        lossy = {name: value for name, value in engine["extra_engine_args"].items() if is_lossy({name: value})}
-        made_with["engines"] = {name: engine[name] for name in ENGINE} | lossy
+        engine = explorer.rollout_model
+        lossy = {name: value for name, value in engine.extra_engine_args.items() if is_lossy({name: value})}
+        made_with["engines"] = {name: getattr(engine, name) for name in ENGINE} | lossy
     return sha256(json.dumps(_resolved(made_with), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -94,6 +95,13 @@ def valid_scores(config: Config) -> dict[int, float]:
     return _scores(_valid_lines(config), sets)
 
 
+def uncounted_steps(config: Config) -> list[int]:
+    """Steps that have been scored, but with other settings than now, or by a release that scored otherwise."""
+    return sorted(
+        {line.step for line in read_evaluations(config.job_dir)} - {line.step for line in _valid_lines(config)}
+    )
+
+
 def valid_metrics(config: Config, step: int) -> dict[str, float]:
     """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
     metrics = [line.metrics for line in _valid_lines(config) if line.step == step]
@@ -102,7 +110,12 @@ def valid_metrics(config: Config, step: int) -> dict[str, float]:
 
 def latest_scores(job_dir: Path | str) -> dict[int, float]:
     """step -> score, of those made with the same as the run's newest one, where no configuration is at hand."""
-    return _scores(_like_the_newest(read_evaluations(job_dir)))
+    return scores_like_the_newest(read_evaluations(job_dir))
+
+
+def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
+    """`latest_scores`, where the lines of the evaluations have been read."""
+    return _scores(_like_the_newest(evaluations))
 
 
 def best_steps(config: Config, among: Collection[int]) -> list[int]:

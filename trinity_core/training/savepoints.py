@@ -104,8 +104,11 @@ class Savepoints:
         return int(broadcast_bytes(str(step).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:
-        """Step of the oldest checkpoint that is kept; 0 without one."""
-        return min(whole_steps(self.layout.root), default=0)
+        """Step of the oldest of the newest `max_checkpoints_to_keep` whole checkpoints; 0 without one.
+
+        An older one that is kept for its score does not count: a run that peaks early would keep every row since.
+        """
+        return min(whole_steps(self.layout.root)[-(self.keep or 0) :], default=0)
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.

@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 TAKEN = "tasks_taken_after"
 """Key of `trainer_meta.json`: step -> tasks of each train step after it."""
 RETENTION = 100
-"""Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
+"""Train steps whose rows stay in the store for inspection, besides those that a rewind may need."""
 BUSY_TIMES = 24
 """Factor on `max_read_timeout` for a wait without a single row while an explorer is at work."""
 BUSY = (
@@ -96,7 +96,7 @@ class BatchSource:
         """Make the batches up to `step` durable: the checkpoint that depends on them is about to be committed."""
 
     def commit(self, step: int, oldest: int) -> None:
-        """Called when the checkpoint of `step` is committed; `oldest` is the oldest one that is kept."""
+        """Called when the checkpoint of `step` is committed; a resume from `oldest` or later must be exact."""
 
 
 class SupervisedSource(BatchSource):

@@ -85,7 +85,7 @@ class ServedSessions:
         patience: float,
         repeats: int = 1,
         ended: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`patience`: seconds from the last answer of a session to its feedback. `repeats`: sessions of a group.
 

@@ -202,6 +202,8 @@ class RewardPool:
         except CallFailed as failure:
             if failure.is_for_users:
                 raise DataError(str(failure), key=failure.key) from None
+            if "MemoryError" in failure.kinds:  # it would stay full of what earlier answers have left
+                raise NoAnswer(f"had no more of its {self.memory_gib:g} GiB of memory", died=True) from None
             return Reward(error=str(failure))
         return _reward(name, **verdict)
 
