@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.metrics_file import MetricLine, MetricsReader
 from trinity_core.tracking.writers import full_names
 
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
@@ -30,18 +30,39 @@ Curves = dict[str, Curve]
 """Metric's full name → curve."""
 
 
-def curves_of(job_dir: Path) -> Curves:
-    """All metrics of a run."""
-    curves: Curves = {}
-    for line in read_metrics(job_dir):
-        for name, value in full_names(line).items():
-            if value is not None and math.isfinite(value):
-                curve = curves.setdefault(name, Curve())
-                curve.values[line.step], curve.times[line.step] = value, line.time
-    return {
-        name: Curve(dict(sorted(curve.values.items())), dict(sorted(curve.times.items())))
-        for name, curve in sorted(curves.items())
-    }
+class RunCurves:
+    """All metrics of a run, read on from where the last look ended."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._metrics = MetricsReader(job_dir, self._forget)
+        self._curves: Curves = {}
+
+    @property
+    def evaluations(self) -> list[MetricLine]:
+        """The lines of the run's evaluations, as of the last look."""
+        return self._metrics.evaluations
+
+    def read(self) -> Curves:
+        """The curves now. Those of earlier looks, which a page may be showing, stay as they are."""
+        new: Curves = {}
+        for line in self._metrics.read():
+            for name, value in full_names(line).items():
+                if math.isfinite(value):
+                    curve = new.setdefault(name, Curve())
+                    curve.values[line.step], curve.times[line.step] = value, line.time
+        for name, curve in new.items():
+            known = self._curves.get(name, Curve())
+            new[name] = Curve(_by_step(known.values | curve.values), _by_step(known.times | curve.times))
+        self._curves = dict(sorted((self._curves | new).items()))
+        return self._curves
+
+    def _forget(self) -> None:
+        self._curves = {}
+
+
+def _by_step(points: dict[int, float]) -> dict[int, float]:
+    steps = sorted(points)
+    return points if steps == list(points) else {step: points[step] for step in steps}
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:

@@ -9,9 +9,10 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from threading import Lock
 from typing import Any
 
-from studio.curves import Curves, curves_of
+from studio.curves import Curves, RunCurves
 from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from tasks.main_settings import MAIN_SETTINGS, with_main_settings
@@ -23,7 +24,7 @@ from trinity_core.files import read_json
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.metrics_file import metrics_path
 from trinity_core.tracking.run_record import RunState, config_path, read_config, read_record, record_path
-from trinity_core.tracking.scores import latest_scores
+from trinity_core.tracking.scores import latest_scores, scores_like_the_newest
 
 PREFECT_STATES = {
     "SCHEDULED": RunState.WAITING,
@@ -189,9 +190,7 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
 
 def read_files(folder: Path) -> RunFiles:
     """What a run's folder says; read anew only where a file has changed."""
-    layout = JobLayout(folder)
-    paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
-    files = _read_files(folder, tuple(_changed_at(path) for path in paths))
+    files = _seen(folder).read()
     record = read_record(folder)
     return files if record is None else replace(files, state=record.present_state)
 
@@ -224,15 +223,36 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
     return chain[::-1]
 
 
-@lru_cache(maxsize=512)
-def _read_files(folder: Path, _changed: tuple[tuple[int, int], ...]) -> RunFiles:
+class _Seen:
+    """What a run's folder said when it was last looked at; of earlier looks nothing is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._curves, self._lock = folder, RunCurves(folder), Lock()
+        self._changed: list[tuple[int, int]] = []
+        self._files = RunFiles()
+
+    def read(self) -> RunFiles:
+        """What it says now; what has changed is read."""
+        folder, layout = self._folder, JobLayout(self._folder)
+        paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
+        with self._lock:  # each page looks from a thread of its own
+            if (changed := [_changed_at(path) for path in paths]) != self._changed:
+                curves = self._curves.read()
+                self._files = _read_files(folder, curves, scores_like_the_newest(self._curves.evaluations))
+                self._changed = changed
+            return self._files
+
+
+_seen = lru_cache(maxsize=512)(_Seen)
+
+
+def _read_files(folder: Path, curves: Curves, scores: Mapping[int, float]) -> RunFiles:
     layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
-    meta, curves = read_meta(layout.trainer_meta), curves_of(folder)
-    times = [time for curve in curves.values() for time in curve.times.values()]
+    meta = read_meta(layout.trainer_meta)
+    times = [] if record else [time for curve in curves.values() for time in curve.times.values()]
     trainer = curves.get("timing_s/step") or next(
         (curve for name, curve in curves.items() if name.endswith("timing_s/step")), None
     )
-    scores = latest_scores(folder)
     finished = RunState.FINISHED if (folder / "summary.json").exists() else RunState.UNKNOWN
     began = record.began if record is not None else min(times, default=None)
     ended = record.ended if record is not None else max(times, default=None)

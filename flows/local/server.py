@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -34,6 +35,9 @@ START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
 STOP_SECONDS = 10.0
 """Time for a server to shut down before it is killed."""
+EVENT_SECONDS = {"prefect.artifact.updated": 3600, "prefect.flow-run.heartbeat": 7 * 86400}
+"""How long Prefect keeps events of these types. One of a report holds the whole picture of the learning curve, which
+would come to gigabytes in the seven days that Prefect keeps others."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """Requests to this machine bypass proxies."""
@@ -136,6 +140,7 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged before a flow begins
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(EVENT_SECONDS),
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "RAY_USAGE_STATS_ENABLED": "0",

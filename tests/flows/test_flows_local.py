@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -334,6 +334,18 @@ def test_a_file_in_the_place_of_our_folder_is_named(tmp_path: Path) -> None:
     for use in (lambda: up(tmp_path, free_port(), print), lambda: status(tmp_path), lambda: TemporaryServer(tmp_path)):
         with pytest.raises(TrinityError, match=r"\.trinity/.* failed: a file is in the way.* in another folder"):
             use()
+
+
+def test_prefect_keeps_pictures_of_reports_for_an_hour_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each update of the learning curve comes an event that holds all of it."""
+    from prefect.settings.models.server.services import ServerServicesDBVacuumSettings
+
+    default = ServerServicesDBVacuumSettings().event_retention_overrides
+    for name, value in prefect_environment().items():
+        monkeypatch.setenv(name, value)
+    ours = ServerServicesDBVacuumSettings()
+    assert "events" in ours.enabled_vacuum_types and ours.loop_seconds <= 3600
+    assert ours.event_retention_overrides == default | {"prefect.artifact.updated": timedelta(hours=1)}
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studio.curves import chart, curves_of, first_shown, metric_names, rows_of, short_titles
+from studio.curves import RunCurves, chart, first_shown, metric_names, rows_of, short_titles
 from studio.runs import Ancestor, ancestors
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
@@ -34,7 +34,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
             explorer.write(step, {"reward/mean": reward, "reward/zero_variance_groups": 0.0})
     MetricsFile(tmp_path / "a", "trainer").write(1, {"actor/final_loss": 2.0, "actor/kl": float("nan")})
     MetricsFile(tmp_path / "a", "explorer").write(2, {"reward/mean": 0.3})  # a resumed run
-    curves = {name: curves_of(tmp_path / name) for name in ("a", "b")}
+    curves = {name: RunCurves(tmp_path / name).read() for name in ("a", "b")}
     assert metric_names(curves) == ["actor/final_loss", "explorer/reward/mean", "explorer/reward/zero_variance_groups"]
     rows = rows_of(curves, "explorer/reward/mean", smoothing=0.5)
     assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
@@ -49,7 +49,7 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
 def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:
     numbers = {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
     MetricsFile(tmp_path, "eval").write(4, numbers)
-    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", True, [4])
+    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", True, [4])
     marks = [layer["mark"]["type"] for layer in spec["layer"]]
     assert spec["layer"][0]["mark"]["color"] == "gray", "seen on a dark page too"
     assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
@@ -72,7 +72,7 @@ def test_points_keep_clear_of_the_frame(tmp_path: Path, steps: list[int], paddin
     """A single value has no range to widen: Vega would write NaN below it."""
     for step in steps:
         MetricsFile(tmp_path, "eval").write(step, {"eval/test/accuracy": step / 2})
-    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", False)
+    spec = chart({"a": RunCurves(tmp_path).read()}, "eval/test/accuracy", 0.0, "step", False)
     encoding = spec["layer"][-1]["encoding"]
     assert [encoding[axis]["scale"]["padding"] for axis in "xy"] == [padding, padding]
 

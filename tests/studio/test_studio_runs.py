@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import pytest
 from flows.convert import convert
 from flows.evaluate import evaluate
 from studio.actions import Action, hindrance, perform, side_launch
+from studio.curves import Curve
 from studio.launch import Launch, start_run
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.runs import PREFECT_STATES, Run, find_runs
@@ -27,7 +29,7 @@ from trinity_core.config.secrets import MASK
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import JobLayout
-from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.tracking.run_record import RunState, read_record, record_end, record_path, record_start
 from trinity_core.tracking.writers import RunOutcome
 from trinity_core.waits import poll
@@ -86,6 +88,21 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     files = run.files
     assert (files.step, files.total_steps, files.score, files.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert files.seconds_left is not None and files.seconds_left < 60
+
+
+def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one")
+    kept: list[int] = []
+    for step in (1, 2, 4, 3):
+        MetricsFile(job, "trainer").write(step, {"timing_s/step": 1.0})
+        MetricsFile(job, "eval").write(step, {"eval/test/accuracy": step / 10})
+        files = find_runs(tmp_path)[0].files
+        kept.append(sum(isinstance(thing, Curve) for thing in gc.get_objects()))
+    assert len({*kept}) == 1
+    assert [*files.curves["timing_s/step"].values] == [1, 2, 3, 4] and files.score == 0.4
+    rewind(job, 2)
+    files = find_runs(tmp_path)[0].files
+    assert [*files.curves["timing_s/step"].times] == [1, 2] and [*files.scores] == [1, 2], "what was deleted is gone"
 
 
 def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path) -> None:

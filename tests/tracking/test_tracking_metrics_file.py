@@ -19,6 +19,7 @@ from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import (
     STREAMS,
     MetricsFile,
+    MetricsReader,
     Tail,
     explorer_source,
     metrics_path,
@@ -223,3 +224,27 @@ def test_explorers_have_sources_of_their_own():
     sources = [explorer_source(name) for name in names]
     assert len(set(sources)) == len(names) and all(source.startswith("explorer") for source in sources)
     assert explorer_source("explorer_new") == "explorer_new"
+
+
+def test_a_reader_reads_on_and_begins_anew_after_a_rewind(tmp_path: Path) -> None:
+    """Also where the file has become as long as before, and its inode is in use once more."""
+    trainer = MetricsFile(tmp_path, "trainer")
+    forgotten: list[bool] = []
+    reader = MetricsReader(tmp_path, lambda: forgotten.append(True))
+    assert [*reader.read()] == []
+    for step in (1, 2, 3):
+        trainer.write(step, {"loss": 1.0})
+    MetricsFile(tmp_path, "eval").write(3, {"eval/test/accuracy": 0.5})
+    assert [line.step for line in reader.read()] == [1, 2, 3, 3] and len(reader.evaluations) == 1
+    trainer.write(4, {"loss": 1.0})
+    with metrics_path(tmp_path).open("a") as file:
+        file.write('{"step": 5, "sou')
+    assert [line.step for line in reader.read()] == [4] and not forgotten
+    rewind(tmp_path, 4)
+    assert [*reader.read()] == [] and not forgotten, "nothing that it has read was deleted"
+    for last in (2, 1):
+        rewind(tmp_path, last)
+        for step in range(last + 1, 7):
+            trainer.write(step, {"loss": 2.0})
+    assert [line.step for line in reader.read()] == [*range(1, 7)] and forgotten == [True]
+    assert reader.evaluations == [] and [*reader.read()] == []

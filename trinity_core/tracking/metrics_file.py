@@ -87,10 +87,43 @@ class MetricsFile:
                 os.close(file)
 
 
+class MetricsReader:
+    """Reads the file on: each `read` gives the whole lines that were appended since the last one.
+
+    After a `rewind` it calls `forget` and gives all lines again. It remembers the last line, which is not where it was
+    if anything before it was deleted. Not thread-safe.
+    """
+
+    def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
+        self.path = metrics_path(job_dir)
+        self.evaluations: list[MetricLine] = []
+        """The lines of evaluations, of which a run has few, among those that were read."""
+        self._forget = forget
+        self._position, self._last = 0, b""
+
+    def read(self) -> Iterator[MetricLine]:
+        """The new lines in the order they were written; none while there is no file."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._position - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                file.seek(0)
+                self._position, self._last, self.evaluations = 0, b"", []
+                self._forget()
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                self._position, self._last = self._position + len(raw), raw
+                for line in parse(raw):
+                    if stream_of(line.source) == "eval":
+                        self.evaluations.append(line)
+                    yield line
+
+
 def read_metrics(job_dir: Path | str) -> list[MetricLine]:
     """All whole lines in the order they were written; none if the file does not exist."""
-    path = metrics_path(job_dir)
-    return [] if not path.exists() else list(parse(path.read_bytes()))
+    return list(MetricsReader(job_dir).read())
 
 
 def read_evaluations(job_dir: Path | str) -> list[MetricLine]:

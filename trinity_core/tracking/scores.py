@@ -110,7 +110,12 @@ def valid_metrics(config: Config, step: int) -> dict[str, float]:
 
 def latest_scores(job_dir: Path | str) -> dict[int, float]:
     """step -> score, of those made with the same as the run's newest one, where no configuration is at hand."""
-    return _scores(_like_the_newest(read_evaluations(job_dir)))
+    return scores_like_the_newest(read_evaluations(job_dir))
+
+
+def scores_like_the_newest(evaluations: list[MetricLine]) -> dict[int, float]:
+    """`latest_scores`, where the lines of the evaluations have been read."""
+    return _scores(_like_the_newest(evaluations))
 
 
 def best_steps(config: Config, among: Collection[int]) -> list[int]:
