@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from trinity_core.data.experience import Experience, from_json
+from trinity_core.store import archive as archives
 from trinity_core.store.archive import Archive, as_line, whole_line
 
 
@@ -92,6 +95,47 @@ def test_crash_within_a_step_loses_and_repeats_no_line(tmp_path: Path) -> None:
     archive.rewind(3)
     archive.extend(5, batch)
     assert steps(path) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.parametrize("short", [1, 4096])
+def test_rewind_cuts_exactly_wherever_a_crash_ended_the_file(tmp_path: Path, monkeypatch, short: int) -> None:
+    """Lines of 10 to 9,000 characters, some written by older versions; step 4 has none."""
+    monkeypatch.setattr(archives, "SHORT", short)
+    chance, lines = random.Random(3), []
+    for step in sorted(chance.choices([1, 2, 3, 5, 6, 7, 8, 9], k=60)):
+        own, text = {"step": step, "group": f'\\ "é" {step}'}, {"response": "ü" * chance.choice([10, 300, 9000])}
+        lines.append((step, json.dumps(chance.choice([own | text, text | own]), ensure_ascii=False).encode() + b"\n"))
+    whole = b"".join(line for _, line in lines)
+    path = tmp_path / "a.jsonl"
+    for _ in range(60):
+        cut, upto = chance.choice([len(whole), chance.randrange(len(whole))]), chance.randrange(11)
+        path.write_bytes(whole[:cut])
+        Archive(path).rewind(upto)
+        size = 0
+        for step, line in lines:
+            if step > upto or size + len(line) > cut:
+                break
+            size += len(line)
+        assert path.read_bytes() == whole[:size], (cut, upto)
+
+
+def test_rewind_of_a_long_archive_reads_little_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("w") as file:
+        file.writelines(f'{{"step": {step}, "group": "g", "response": "{"x" * 9000}"}}\n' for step in range(1, 4001))
+    size, before = path.stat().st_size, bytes_read()
+    archive = Archive(path)
+    archive.rewind(3999)
+    Archive(path).extend(3999, batch)
+    assert bytes_read() - before < 2e6 < size / 10
+    archive.extend(4000, batch)
+    last = path.read_bytes().splitlines()[-3:]
+    assert [json.loads(line)["step"] for line in last] == [3999, 4000, 4000]
+
+
+def bytes_read() -> int:
+    """By this process, in all."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_rewind_without_a_file_does_nothing(tmp_path: Path) -> None:

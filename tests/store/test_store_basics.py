@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from sqlalchemy import Engine, event
 from store_helpers import ids, make_rows
 
 from trinity_core.data.experience import Experience
@@ -176,6 +177,24 @@ def test_wait_lease_stops_and_times_out(store, caplog):
     assert len(wait_lease(store, 1, 4, 0, timeout=0.02)) == 2
     [record] = caplog.records
     assert record.levelname == "WARNING" and record.args[:3] == (1, 2, 4)
+
+
+def test_steps_of_explorers_are_read_without_the_groups(store):
+    """Each train step asks for them, in runs that keep 100,000 groups."""
+    store.put("e", 1, {}, make_rows(2), 0)
+    store.put("f", 1, {}, [], 0)
+    store.put("f", 2, {}, [], 0)
+    queries = []
+
+    def note(connection, cursor, statement, *_):
+        queries.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert store.explorer_steps() == {"e": 1, "f": 2}
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert queries and not any("_groups" in query for query in queries)
 
 
 def test_pruning_deletes_old_trained_rows(store):

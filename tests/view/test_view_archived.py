@@ -10,10 +10,10 @@ from viewing import rollout
 
 from trinity_core.data.experience import Experience
 from trinity_core.layout import JobLayout
+from trinity_core.store import archive
 from trinity_core.store.archive import Archive
 from trinity_core.store.schema import State
 from trinity_core.store.store import ExperienceStore
-from trinity_core.view import archived
 from trinity_core.view.archived import archived_rollouts
 
 
@@ -32,7 +32,7 @@ def batch(step: int) -> list[Experience]:
 
 @pytest.mark.parametrize("short", [1, 4096])
 def test_a_batch_is_found_wherever_it_is(tmp_path, monkeypatch, short) -> None:
-    monkeypatch.setattr(archived, "SHORT", short)
+    monkeypatch.setattr(archive, "SHORT", short)
     path = tmp_path / "experience_buffer.jsonl"
     assert archived_rollouts(path, 1, "g0", 5) == []
     Archive(path).extend(30, batch)

@@ -1,19 +1,20 @@
 """Experiences as JSON lines for people and scripts.
 
 `buffer/experience_buffer.jsonl` has what was trained on, kept after it leaves the store. A line is one experience of a
-batch; lines ascend by trainer step. They are appended before a checkpoint is named, and lines after the checkpoint that
-a run resumes from are dropped, so that after any crash the file is the history of the weights beside it. An explorer
-with `storage_type: file` writes what it explored in the same way, step by step. Files are UTF-8: half of a surrogate
-pair is written as `?`.
+batch; lines ascend by trainer step, so that those of a step are found by bisection. They are appended before a
+checkpoint is named, and lines after the checkpoint that a run resumes from are dropped, so that after any crash the
+file is the history of the weights beside it. An explorer with `storage_type: file` writes what it explored in the same
+way, step by step. Files are UTF-8: half of a surrogate pair is written as `?`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trinity_core.data.experience import Experience, arrays_json, as_json
 from trinity_core.errors import TrinityError
@@ -21,6 +22,41 @@ from trinity_core.files import clear_errors, read_json, sync_file, when_room, wr
 from trinity_core.runlock import one_at_a_time
 
 Line = dict[str, Any]
+SHORT = 4096
+"""Bytes: where so few are left, lines are read one by one."""
+EVERY_STEP = 2**63 - 1
+"""More steps than any run has."""
+HEADER = re.compile(rb'\{"step": (\d+), "group": ("(?:[^"\\]|\\.)*"), ')
+"""How `as_line` begins a line; older versions put the workflow's `info` first."""
+
+
+def first_line_of(file: IO[bytes], step: int) -> int:
+    """The byte at which a line begins that is the first one of `step` (or a later step), or shortly before it.
+
+    All lines before that byte are of earlier steps. Nothing but about 20 lines is read.
+    """
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > SHORT:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()  # the rest of a line
+        start = file.tell()
+        header = line_header(file.readline())
+        if start >= high or header is None or header[0] >= step:
+            high = middle
+        else:
+            low = start
+    return low
+
+
+def line_header(raw: bytes) -> tuple[int, str] | None:
+    """Step and group of a line; None for one that is cut short or missing."""
+    if not raw.endswith(b"\n"):
+        return None
+    if header := HEADER.match(raw):
+        return int(header[1]), json.loads(header[2])
+    line = json.loads(raw)
+    return int(line["step"]), line["group"]
 
 
 class Archive:
@@ -42,7 +78,7 @@ class Archive:
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
         """Append the batches of the steps that are not in the file yet, up to step `upto`."""
         if self._last is None:
-            self._last = self._kept(None)[0]
+            self._last = self._kept(EVERY_STEP)[0]
         if upto <= self._last:
             return
         last = self._last
@@ -94,16 +130,17 @@ class Archive:
             self.path.touch()
             write_json(record, self._owner)
 
-    def _kept(self, upto: int | None) -> tuple[int, int]:
-        """The last step up to `upto` (None: no limit) with whole lines, and the byte offset of their end."""
+    def _kept(self, upto: int) -> tuple[int, int]:
+        """The last step up to `upto` with whole lines, and the byte offset of their end."""
         last, size = 0, 0
         if self.path.exists():
             with self.path.open("rb") as file:
+                size = file.seek(first_line_of(file, upto + 1))
                 for raw in file:
-                    step = int(json.loads(raw)["step"]) if raw.endswith(b"\n") else None
-                    if step is None or (upto is not None and step > upto):
+                    header = line_header(raw)
+                    if header is None or header[0] > upto:
                         break
-                    last, size = step, size + len(raw)
+                    last, size = header[0], size + len(raw)
         return last, size
 
 
@@ -119,10 +156,10 @@ def as_line(step: int, experience: Experience) -> Line:
     """An experience as JSON: texts, reward and origin, without tokens.
 
     The workflow's `info` is included, but cannot overwrite the line's own fields, because `rewind` relies on `step`.
+    Step and group come first: they are read without the texts (`line_header`).
     """
     versions = experience.versions
-    return {
-        **experience.info,
+    own = {
         "step": step,
         "group": experience.group,
         "run": experience.run,
@@ -136,3 +173,4 @@ def as_line(step: int, experience: Experience) -> Line:
         "is_expert": experience.is_expert,
         "metrics": experience.metrics,
     }
+    return {"step": step, "group": experience.group} | experience.info | own

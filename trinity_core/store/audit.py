@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Row, select
 
 from trinity_core.data.experience import from_bytes, scalars
 from trinity_core.data.session_log import SESSION, answers_in_loss
+from trinity_core.store.archive import line_header
 from trinity_core.store.ledger import UNSCORED
 from trinity_core.store.schema import State, Tables
 
@@ -136,9 +137,9 @@ def archived(path: Path) -> dict[int, Counter[str]]:
     if path.exists():
         with path.open("rb") as file:
             for raw in file:
-                if raw.endswith(b"\n"):
-                    line = json.loads(raw)
-                    lines[int(line["step"])][line["group"]] += 1
+                if header := line_header(raw):
+                    step, group = header
+                    lines[step][group] += 1
     return lines
 
 

@@ -435,9 +435,11 @@ class ExperienceStore:
         stats = self.stats()
         return all_have_finished(stats.explorers) and not stats.ready
 
+    @again_if_away
     def explorer_steps(self) -> dict[str, int]:
-        """The last step that each explorer has put, by its name."""
-        return {name: explorer.step for name, explorer in self.stats().explorers.items()}
+        """The last step that each explorer has put, by its name; takes no longer in a store of many groups."""
+        with self._database.read() as connection:
+            return {name: explorer.step for name, explorer in members.explorers(connection, self._tables).items()}
 
     @again_if_away
     def stats(self) -> Stats:
