@@ -1,6 +1,7 @@
 """Checkpoints appear whole, damaged ones are passed over, old ones go."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from forkserver import PROCESSES
+from raising import raising
 
 from trinity_core.checkpoints.commit import begin, commit, damage, remove_old
 from trinity_core.checkpoints.resume import (
@@ -27,7 +29,7 @@ from trinity_core.checkpoints.resume import (
     update_meta,
     whole_steps,
 )
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import clear_errors, remove_leftovers, temporary_sibling, write_atomically
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout, shard_name, step_of
 from trinity_core.sync.checkpoint import CheckpointVersions
@@ -82,6 +84,19 @@ def test_a_damaged_checkpoint_is_passed_over(layout, harm, caplog):
     assert latest_whole(layout.root) == 2
     assert "global_step_4 is skipped" in caplog.text
     assert whole_steps(layout.root) == ([2, 4] if harm == "changed" else [2])
+
+
+def test_checkpoint_of_another_format_is_refused_not_passed_over(layout):
+    """Another release wrote it: to that one it is whole, so nothing is taken back to the checkpoint before it."""
+    save(layout, 2)
+    manifest = save(layout, 4) / MANIFEST
+    written = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({"format": 2, "step": 4, "parts": written["files"]}))
+    with raising(DataError, key=str(manifest)):
+        latest_whole(layout.root)
+    assert whole_steps(layout.root) == [2]
+    manifest.write_text(json.dumps(written))
+    assert latest_whole(layout.root) == 4
 
 
 @pytest.mark.parametrize("what", ["manifest", "shard"])

@@ -22,9 +22,9 @@ from trinity_core.config import Config, SynchronizerConfig, config_from_dict, no
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import read_json, write_json
-from trinity_core.layout import JobLayout
+from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.runlock import PIPELINE, TRAINER, held, hold, is_held, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
@@ -113,6 +113,23 @@ def test_a_run_goes_back_behind_a_checkpoint_for_good(config: Config) -> None:
         (layout.root / "away").rename(state)
         lineage = store.lineage()
         assert resume_step(config, PARTS) == 2 and store.lineage() == lineage + 1
+
+
+def test_checkpoint_of_another_release_is_not_rewound_behind(config: Config) -> None:
+    layout = JobLayout(config.job_dir).create()
+    with open_run_store(config) as store:
+        for step in (1, 2):
+            commit(layout, step, begin(layout, step))
+            assert store.lease(step, 2, step - 1, final=True) == []
+            store.commit(step)
+        manifest, lineage = layout.step(2) / MANIFEST, store.lineage()
+        written = read_json(manifest)
+        write_json(manifest, {"format": "next", "step": 2})
+        with raising(DataError, key=str(manifest)):
+            resume_step(config, PARTS)
+        assert store.lineage() == lineage
+        write_json(manifest, written)
+        assert resume_step(config, PARTS) == 2, "with the release that wrote it"
 
 
 @pytest.mark.parametrize(("parts", "is_recorded"), [(PARTS, True), ({"explore"}, False)])

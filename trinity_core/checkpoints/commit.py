@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import (
     CHANGING_FOLDERS,
     clear_errors,
@@ -42,6 +42,7 @@ PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
 Entry = dict[str, int | str]
 """Manifest entry of a file: `size` in bytes, `sha256`."""
 FORMAT = 1
+"""Of `manifest.json`. Raised when this release could no longer resume from what is written."""
 READ_SECONDS = 60.0
 """Time for a file to become readable again."""
 MISSING = (FileNotFoundError, NotADirectoryError)
@@ -82,15 +83,17 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, Entry] | None 
 def damage(folder: Path, deep: bool = True) -> str | None:
     """Why the checkpoint in `folder` must not be used, or None. `deep` compares contents, not only sizes.
 
-    Files that the manifest does not list (a converted model, published weights) are ignored. Raises TransientFault if a
-    file is unreadable, which says nothing of the checkpoint; with `deep`, after waiting for it.
+    Files that the manifest does not list (a converted model, published weights) are ignored. Raises DataError for a
+    checkpoint of another `FORMAT`, which is whole to the release that wrote it, and TransientFault if a file is
+    unreadable, which says nothing of the checkpoint; with `deep`, after waiting for it.
     """
     seconds = READ_SECONDS if deep else 0.0
     if _when_readable(folder / ABANDONED, Path.exists, seconds):
         return "the run went back to an earlier one and went on from there"
     try:
-        manifest = _when_readable(folder / MANIFEST, Path.read_text, seconds)
-        files: dict[str, dict[str, str | int]] = json.loads(manifest)["files"]
+        manifest = json.loads(_when_readable(folder / MANIFEST, Path.read_text, seconds))
+        _refuse_other_format(folder / MANIFEST, manifest.get("format", FORMAT))
+        files: dict[str, dict[str, str | int]] = manifest["files"]
         listed = [(folder / name, int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()]
     except MISSING:
         return f"it has no {MANIFEST}: it was never finished"
@@ -104,6 +107,15 @@ def damage(folder: Path, deep: bool = True) -> str | None:
         return _changed(folder, listed) if deep else None
     except MISSING as error:
         return f"a file is missing: {error.filename}"
+
+
+def _refuse_other_format(manifest: Path, written: object) -> None:
+    if written != FORMAT:
+        raise DataError(
+            f"{manifest} was written by another release, in format {written}; this one reads format {FORMAT}: continue "
+            "with the release that wrote it. To go back to the checkpoint before it, remove its folder",
+            key=str(manifest),
+        )
 
 
 def _changed(folder: Path, listed: Sequence[tuple[Path, int, str]]) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.commit import damage
-from trinity_core.errors import TransientFault
+from trinity_core.errors import DataError, TransientFault
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import ABANDONED, MANIFEST, JobLayout
 from trinity_core.runlock import PIPELINE, is_held, lock_path, one_at_a_time
@@ -27,8 +27,8 @@ def latest_whole(job_dir: Path) -> int | None:
     """The newest step whose checkpoint is whole by content; None without one.
 
     A damaged checkpoint is left in place with a warning, and the previous one is used (see `abandon_after`). Raises
-    TransientFault if a file of it stays unreadable. The file
-    `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
+    DataError for a checkpoint that another release wrote in a format of its own, and TransientFault if a file stays
+    unreadable. The file `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
     """
     layout = JobLayout(job_dir)
     for step in reversed(layout.steps()):
@@ -57,7 +57,7 @@ def abandon_after(job_dir: Path, step: int) -> None:
 def whole_steps(job_dir: Path) -> list[int]:
     """Steps with a whole checkpoint, ascending; sizes are compared, contents are not.
 
-    One that is unreadable now is left out: this lists, and decides nothing.
+    One that is unreadable now, or of another format, is left out: this lists, and decides nothing.
     """
     layout = JobLayout(job_dir)
     return [step for step in layout.steps() if _is_whole(layout.step(step))]
@@ -67,6 +67,9 @@ def _is_whole(folder: Path) -> bool:
     try:
         return damage(folder, deep=False) is None
     except TransientFault:
+        return False
+    except DataError as error:
+        log.warning("the checkpoint %s is not listed: %s", folder, error)
         return False
 
 
