@@ -6,6 +6,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from preflight_configs import SHAPE, config_of
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core.config import config_from_dict
+from trinity_core.data.experience import Experience
 from trinity_core.processes import cores
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.preflight import resource_estimate
@@ -22,6 +24,8 @@ from trinity_core.runtime.preflight.needs import size, total
 from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of, room_for
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_of
 from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, syncs
+from trinity_core.store.archive import Archive
+from trinity_core.store.store import ExperienceStore
 from trinity_core.workflows.rewards.pool import usual_workers
 
 
@@ -59,7 +63,8 @@ def test_disk_holds_checkpoints_model_and_experiences():
     needs = {need.what: need.bytes for need in disk_of(config_of(), 10, [SHAPE], 4)}
     assert needs["checkpoints"] == 3 * 1_000_000 * (4 + 8)
     assert needs["models"] == 4_000_000
-    assert needs["experiences"] == 10 * 4 * 8 * (88 + 40) * 13
+    assert needs["experiences"] == 10 * 4 * 8 * (88 + 40) * 18
+    assert needs["archive"] == 10 * 4 * 8 * (88 + 40) * 5
     half = disk_of(config_of("algorithm.algorithm_type=ppo"), 10, [SHAPE, SHAPE], 2)
     assert half[0].bytes == 3 * 2 * 1_000_000 * (2 + 8 + 4)
     assert total(half) == sum(need.bytes for need in half)
@@ -68,16 +73,44 @@ def test_disk_holds_checkpoints_model_and_experiences():
 @pytest.mark.parametrize("path", ["postgresql://host/run", "sqlite:////elsewhere/run.db"])
 def test_experiences_elsewhere_take_no_disk_of_the_run(path):
     config = config_of(f"buffer.trainer_input.experience_buffer.path={path}")
-    assert {need.what for need in disk_of(config, 10, [SHAPE], 4)} == {"checkpoints", "models"}
+    assert {need.what for need in disk_of(config, 10, [SHAPE], 4)} == {"checkpoints", "models", "archive"}
 
 
 def test_a_run_that_resumes_has_the_room_that_it_fills_already(tmp_path, monkeypatch):
     monkeypatch.setattr(resource_estimate.shutil, "disk_usage", lambda _: SimpleNamespace(total=20_000, free=8_000))
     written = {"global_step_4/actor/model.safetensors": 100, "buffer/explorer_output.db": 1_000, "log/explorer.log": 5}
+    written["buffer/experience_buffer.jsonl"] = 500
     for name, count in written.items():
-        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(count))
-    assert room_for(tmp_path).disk == 8_000 + 100 + 1_000
+    assert room_for(tmp_path).disk == 8_000 + 100 + 1_000 + 500
+
+
+@pytest.mark.parametrize(
+    ("sentence", "characters"),
+    [("So we compute the derivative of f(x) = 3x^2 - 4x.\n", 4.0), ("首先我们计算函数的导数，然后令其等于零。\n", 1.5)],
+)
+def test_disk_holds_what_full_answers_write(tmp_path, sentence, characters):
+    """English has about 4 characters a token, Chinese 1.5."""
+    config = config_of("model.max_prompt_tokens=200", "model.max_response_tokens=3896")
+    text = (sentence * 400)[: int(4096 * characters)]
+    cut = int(200 * characters)
+    rows = [
+        Experience(
+            np.zeros(4096), 200, np.ones(3896), np.zeros(3896), np.zeros(3896), reward=1.0, group=f"g{group}", run=run,
+            metrics={"accuracy": 1.0}, info={"prompt": text[:cut], "response": text[cut:], "truth": "4"},
+        )
+        for group in range(4)
+        for run in range(8)
+    ]  # fmt: skip
+    with ExperienceStore.open(tmp_path / "store.db") as store:
+        for step in (1, 2, 3):
+            store.put("explorer", step, {}, rows, 0)
+            store.lease(step, 32, step)
+        Archive(tmp_path / "archive.jsonl").extend(3, store.batch)
+    written = sum(file.stat().st_size for file in tmp_path.iterdir())
+    needs = {need.what: need.bytes for need in disk_of(config, 3, [SHAPE], 4)}
+    assert written <= needs["experiences"] + needs["archive"] <= 1.15 * written
 
 
 def test_shape_is_read_from_config_json():
@@ -157,7 +190,7 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     assert [(one["kind"], one["number"]) for one in stage["processes"]] == processes
     trained = {need["what"]: need["bytes"] for need in stage["processes"][1]["memory"]}
     assert trained["policy weights"] == 4 * stage["parameters"]
-    assert {need["what"] for need in stage["disk"]} == {"checkpoints", "models", "experiences"}
+    assert {need["what"] for need in stage["disk"]} == {"checkpoints", "models", "experiences", "archive"}
     assert stage["settings"]["buffer"]["train_batch_size"] == 32
 
     (alone,) = json.loads(CliRunner().invoke(app, ["plan", "--config", str(path), "mode=explore", "--json"]).stdout)[

@@ -171,7 +171,20 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
         lengths = {name: len(value) for name, value in own.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    return save_arrays(arrays, {"experiences": json.dumps(rows, default=as_json)})
+    return save_arrays(arrays, {"experiences": _text_of(rows)})
+
+
+def _text_of(rows: Sequence[Mapping[str, Json]]) -> str:
+    """JSON that UTF-8 can hold. Escapes, 7 bytes for a Chinese character, only if a text has half a surrogate pair."""
+    text = json.dumps(rows, default=as_json, ensure_ascii=False)
+    return text if text.isascii() or _is_utf8(text) else json.dumps(rows, default=as_json)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def as_json(value: Any) -> Json:

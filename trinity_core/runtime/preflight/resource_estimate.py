@@ -15,6 +15,7 @@ from trinity_core.config.schema import AuxiliaryModelConfig
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import GPU_CONTEXT
+from trinity_core.data.lengths import rollouts_taken
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
@@ -57,6 +58,9 @@ SAMPLER_COPIES = 6
 """Copies of a step's logits, float32: raw, by temperature, log-probs and what these are computed with."""
 ROW_BYTES = 13
 """Bytes of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
+TEXT_BYTES = 5
+"""Bytes of a token's text, in the store and once more in the archive: 4 in English, 4.5 in Chinese, and each row's
+numbers (`pytest tests/runtime/test_preflight_plan.py -k full_answers`)."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 REWARD_BASE = Need("process", 100 * MIB, "Python, NumPy, SymPy, math-verify; up to 4 GiB more for an answer")
 ENGINE, TRAINER, AUXILIARY, REWARDS = "engine", "trainer worker", "auxiliary engine", "reward worker"
@@ -320,10 +324,15 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
             Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state"),
             Need("models", models * model, f"{models} in Hugging Face format × {size(model)}"),
         ]
+    longest = config.model.max_model_len
     if config.explores and not config.is_supervised and is_own_file(store_url(config), config.job_dir):
-        rows, longest = steps * config.buffer.batch_size * config.algorithm.repeat_times, config.model.max_model_len
-        why = f"{rows:,} rollouts × {longest:,} tokens × {ROW_BYTES} bytes"
-        needs.append(Need("experiences", rows * longest * ROW_BYTES, why))
+        rows, each = steps * config.buffer.batch_size * config.algorithm.repeat_times, ROW_BYTES + TEXT_BYTES
+        why = f"{rows:,} rollouts × {longest:,} tokens × {each} bytes"
+        needs.append(Need("experiences", rows * longest * each, why))
+    if trained and not config.is_supervised:
+        rows = steps * rollouts_taken(config)
+        why = f"texts of {rows:,} rollouts × {longest:,} tokens × {TEXT_BYTES} bytes"
+        needs.append(Need("archive", rows * longest * TEXT_BYTES, why))
     return nonzero(needs)
 
 
@@ -345,7 +354,7 @@ def room_for(job_dir: Path) -> Room:
     """What this machine has for the run in `job_dir`, which need not exist."""
     there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
     stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
-    files = [*job_dir.glob("global_step_*/**/*"), *stores]  # what `disk_of` counts
+    files = [*job_dir.glob("global_step_*/**/*"), *stores, JobLayout(job_dir).archive]  # what `disk_of` counts
     written = sum(file.stat().st_size for file in files if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
