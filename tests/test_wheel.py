@@ -130,11 +130,15 @@ def test_a_project_is_not_written_over_anothers_files(bin_folder, project):
 
 @pytest.fixture(scope="module")
 def quick_start(bin_folder, project) -> str:
-    """What it prints, with fewer steps, and few tokens in each: what it learns is not looked at."""
+    """What it prints, with few steps, tokens and tasks to score: what it learns is not looked at."""
+    (project / "few").mkdir()
+    (project / "few/test.jsonl").write_text(8 * '{"question": "What is 2 + 2?", "answer": "#### 4"}\n')
     recipe = yaml.safe_load((project / "configs/quickstart/quickstart.yaml").read_text())
     for stage in (recipe, *recipe["stages"]):
         stage.setdefault("buffer", {}).update(total_steps=2, batch_size=4)
     recipe["stages"][0]["buffer"]["train_batch_size"] = 8
+    [evaluated] = recipe["buffer"]["explorer_input"]["eval_tasksets"]
+    evaluated["path"] = "few"
     recipe["model"]["max_response_tokens"] = 8
     recipe["trainer"] |= {"save_interval": 2, "worker_num": 1}
     recipe["explorer"]["rollout_model"]["engine_num"] = 1

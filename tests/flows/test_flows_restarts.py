@@ -15,8 +15,9 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from flows.local.commands import _mark_left_runs
 from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
-from flows.local.worker import is_gone, mark_ended, process_of, worker_name
+from flows.local.worker import is_gone, mark_ended, pool_is_shared, process_of, worker_name
 from tasks.prefect_api import api_client
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -74,7 +75,7 @@ def test_another_users_process_that_began_later_does_not_work_on_a_run(
     assert is_gone(run) == began_later
 
 
-def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
     """The id of a deployment in a work pool of its own, which is the project's for this test."""
     from prefect import flow
     from prefect.client.schemas.actions import WorkPoolCreate
@@ -84,7 +85,7 @@ def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("flows.local.worker.POOL", pool)
     client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
     where = {"work_pool_name": pool, "entrypoint": "work.py:work"}
-    return client.create_deployment(client.create_flow(flow(work)), name=pool, **where)
+    return client.create_deployment(client.create_flow(flow(work)), name=pool, **where, **more)
 
 
 @pytest.mark.slow
@@ -216,6 +217,37 @@ def test_runs_of_another_folder_s_worker_are_left_alone(
             monkeypatch.setattr(
                 client, "read_workers_for_work_pool", lambda _, name=name: [SimpleNamespace(name=name, status="ONLINE")]
             )
+            assert pool_is_shared(client, tmp_path) == (name == "elsewhere")
             supervisor.look()
             supervisor.look()
             assert client.read_flow_run(run).state.name == state
+
+
+@pytest.mark.slow
+def test_runs_that_a_power_cut_killed_crash_and_free_their_slots(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's database has them as running. The second one is a subflow of the first, the third has nothing to do
+    with the work pool."""
+    from prefect import flow, task
+    from prefect.states import Pending, Running
+
+    def nothing() -> None: ...
+
+    with api_client(prefect_api) as client:
+        deployment = deployed(client, "power", monkeypatch, concurrency_limit=1)
+        killed, following = [
+            client.create_flow_run_from_deployment(deployment, name=name) for name in ("killed", "new")
+        ]
+        for state in (Pending(), Running()):
+            client.set_flow_run_state(killed.id, state)
+        placeholder = client.create_task_run(task(nothing), killed.id, dynamic_key="0")
+        subflow = client.create_flow_run(flow(nothing), parent_task_run_id=placeholder.id, state=Running())
+        another = client.create_flow_run(flow(nothing), state=Running())
+        assert client.set_flow_run_state(following.id, Pending()).status.value == "REJECT"
+        said: list[str] = []
+        _mark_left_runs(tmp_path, prefect_api, said.append, again=False)
+        assert [line for line in said if line.startswith("The run killed was killed. `prefect flow-run retry")] == said
+        states = [client.read_flow_run(run.id).state.name for run in (killed, subflow, another)]
+        assert states == ["Crashed", "Crashed", "Running"]
+        assert client.set_flow_run_state(following.id, Pending()).status.value == "ACCEPT"

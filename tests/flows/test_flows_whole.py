@@ -292,8 +292,8 @@ def test_all_checkpoints_are_converted(survivor: Deployed) -> None:
 
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:
-    """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*, for which there is
-    another worker. The run goes on when that one is killed with the supervisor, until `down` ends it."""
+    """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*, which another
+    worker takes. The run goes on when that one is killed, until `down` ends it."""
     recipe = (ROOT / "configs/sft/sft.yaml").read_text()
     (deployed.root / "recipe.yaml").write_text(recipe)
     (deployed.root / "runs/quickstart").mkdir(parents=True)
@@ -316,15 +316,14 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
             assert saved >= 3 and trained_steps(job)[-1] == saved, "it saves at its next step boundary"
             assert [run.info.status for run in tracked_runs(deployed) if run.info.run_name == "mine"] == ["KILLED"]
             assert states_of(deployed, "mine") == {"CANCELLED", "COMPLETED"}
-            psutil.Process(worker := deployed.pid("worker")).kill()
-            wait_until(lambda: deployed.pid("worker") != worker)
+            start_again(deployed)
             await person.press("Retry")
             await person.state(title, "running")
             return saved
 
     saved = asyncio.run(visit())
     wait_until(lambda: trained_steps(job)[-1] > saved)
-    left_alone(deployed, job)
+    end_without_its_worker(deployed, job)
     made = (deployed.root / "mine.yaml").read_text()
     assert made.split("\n")[:3] == recipe.split("\n")[:3] and "total_steps: 5000" in made, "comments of the recipe stay"
 
@@ -340,13 +339,19 @@ def states_of(here: Deployed, name: str) -> set[str]:
     return {one["state_type"] for one in (*flows, *tasks)}
 
 
-def left_alone(here: Deployed, job: Path) -> None:
-    """Kill supervisor and worker under a run that is going on, start them again, and end everything."""
+def start_again(here: Deployed) -> None:
+    """Kill supervisor and worker; `trinity up` starts these two."""
     for name in ("supervisor", "worker"):
         (process := psutil.Process(here.pid(name))).kill()
         psutil.wait_procs([process], timeout=60)
     said = here.bring_up()
     assert [line.split()[2] for line in said.splitlines() if line.startswith("Starting")] == ["worker", "supervisor"]
+
+
+def end_without_its_worker(here: Deployed, job: Path) -> None:
+    """Kill the worker under a run, in whose place the supervisor starts another; then end everything."""
+    psutil.Process(worker := here.pid("worker")).kill()
+    wait_until(lambda: here.pid("worker") != worker)
     before = trained_steps(job)[-1]
     wait_until(lambda: trained_steps(job)[-1] > before)
     said = here.call("trinity", "down")

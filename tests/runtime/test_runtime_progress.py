@@ -12,6 +12,7 @@ import pytest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.runtime import progress
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
+from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import MetricsFile
 
 
@@ -79,8 +80,8 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     scores.write(0, {"eval/test/accuracy": 0.25, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
     reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
     scores.write(10, {"eval/test/accuracy": 0.5, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
-    with mock.patch.object(Path, "read_bytes", autospec=True, side_effect=Path.read_bytes) as read:
+    with mock.patch.object(metrics_file, "parse", wraps=metrics_file.parse) as parse:
         for report in reports * 2:
             report.report()
-    assert read.call_count == 4, "the metrics are read once a report"
+    assert parse.call_count == 2, "each reads the new line alone, once"
     assert [message.count("0.500") for message in caplog.messages] == [1]

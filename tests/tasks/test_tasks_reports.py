@@ -86,6 +86,23 @@ def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: p
     assert lines == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
 
 
+def test_the_curve_is_redrawn_once_a_while_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explorer and trainer draw the same one; each picture stays in Prefect's database for a while."""
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    shown: list[str] = []
+    monkeypatch.setattr(reports, "_put", lambda key, text, about: shown.append(key))
+    monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
+    monkeypatch.setattr(reports, "REPORT_SHARE", 1e-6)
+    live = [LiveReport(config, source) for source in ("explorer", "trainer")]
+    for step in range(1, 6):
+        for report in live:
+            MetricsFile(config.job_dir, report.source).write(step, {"reward/mean": 0.5})
+            report.report()
+    assert shown.count(artifact_key(config, "curve")) == 1 and shown.count(artifact_key(config, "summary")) == 10
+    live[0].report(done=True)
+    assert shown.count(artifact_key(config, "curve")) == 2
+
+
 @pytest.mark.parametrize("summary", [{"rows": 5}, {"step": 4}, {"step": 4, "score": 0.5}])
 def test_a_summary_names_no_step_or_score_that_it_lacks(
     summary: dict[str, float], monkeypatch: pytest.MonkeyPatch

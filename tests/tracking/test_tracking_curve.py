@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
-from trinity_core.tracking.curve import choose_curves, draw_curve
-from trinity_core.tracking.metrics_file import MetricsFile, read_metrics
+from trinity_core.tracking import metrics_file
+from trinity_core.tracking.curve import LearningCurve
+from trinity_core.tracking.metrics_file import MetricsFile, rewind
 
 
 def test_one_curve_per_source_and_eval_set(tmp_path: Path) -> None:
+    curve = LearningCurve(tmp_path, "title")
     for step in (2, 1):
         MetricsFile(tmp_path, "trainer").write(step, {"reward/mean": 1, "actor/final_loss": step, "other": 1})
         MetricsFile(tmp_path, "explorer").write(step, {"reward/mean": step / 2, "actor/final_loss": 9})
         MetricsFile(tmp_path, "eval").write(step, {"eval/a/accuracy": 0.1, "eval/b/accuracy": 0.2, "eval/a/reward": 1})
-    assert choose_curves(read_metrics(tmp_path)) == {
+    assert curve.read() == {
         "eval/a/accuracy": {1: 0.1, 2: 0.1},
         "eval/b/accuracy": {1: 0.2, 2: 0.2},
         "explorer: reward/mean": {1: 0.5, 2: 1.0},
         "trainer: actor/final_loss": {1: 1.0, 2: 2.0},
     }
-    path = draw_curve(tmp_path, "title")
+    path = curve.draw()
     assert path == tmp_path / "monitor" / "curve.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_metrics_give_no_curve(tmp_path: Path) -> None:
-    assert draw_curve(tmp_path) is None
+    assert LearningCurve(tmp_path).draw() is None
     MetricsFile(tmp_path, "trainer").write(1, {"unknown": 1})
-    assert draw_curve(tmp_path) is None
+    assert LearningCurve(tmp_path).draw() is None
+
+
+def test_a_curve_is_read_on_and_loses_what_a_resumed_run_repeats(tmp_path: Path) -> None:
+    curve, trainer = LearningCurve(tmp_path), MetricsFile(tmp_path, "trainer")
+    for step in range(1, 101):
+        trainer.write(step, {"actor/final_loss": 1.0})
+    assert len(curve.read()["trainer: actor/final_loss"]) == 100
+    trainer.write(101, {"actor/final_loss": 1.0})
+    with mock.patch.object(metrics_file, "parse", wraps=metrics_file.parse) as parse:
+        assert len(curve.read()["trainer: actor/final_loss"]) == 101
+    assert parse.call_count == 1, "the new line alone is read"
+    rewind(tmp_path, 50)
+    trainer.write(51, {"actor/final_loss": 2.0})
+    assert len(curve.read()["trainer: actor/final_loss"]) == curve.step == 51

@@ -20,7 +20,7 @@ from raising import raising
 
 from trinity_core.checkpoints.commit import write_manifest
 from trinity_core.errors import TrinityError
-from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.forwarder import (
     MOST_TRACES,
     Forwarder,
@@ -675,7 +675,7 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
         save_checkpoint(info.job_dir, step)
         forwarder.poll()
     save_rollouts(info.job_dir, "eval", 3, [SampledRollout("p", "r", 1.0)])
-    assert draw_curve(info.job_dir) is not None
+    assert LearningCurve(info.job_dir).draw() is not None
     forwarder.close(RunOutcome.FAILED)
 
     # The same job again: it resumes from checkpoint 2 in the same run.

@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from threading import Lock
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.tracking.metrics_file import MetricLine, read_evaluations, read_metrics, stream_of
+from trinity_core.tracking.metrics_file import MetricLine, MetricsReader
 from trinity_core.tracking.scores import by_eval_set, scores_text
 from trinity_core.waits import Reminder
 
@@ -39,15 +40,21 @@ class ProgressReport:
         self.total_steps: int | None = None
         self.actor: ActorWaits | None = None
         self._step = -1
-        self._told = len(read_evaluations(config.job_dir))
+        self._metrics = MetricsReader(config.job_dir, self._forget)
+        self._last: MetricLine | None = None
+        """The newest one of this source."""
+        self._reading = Lock()
+        """The last report may not wait for the one before."""
+        self._read()
+        self._told = len(self._metrics.evaluations)
         """Evaluations whose scores are known."""
         self._due = 0.0
 
     def report_if_due(self) -> None:
         """Report if enough time has passed since the last report."""
         if self.actor is not None and (waits := self.actor.news()):
-            lines = self._own(read_metrics(self.config.job_dir))
-            self.tell(f"{progress_text(lines, self.total_steps)}; {waits}", self._percent(lines))
+            last = self._read()
+            self.tell(f"{progress_text(last, self.total_steps)}; {waits}", self._percent(last))
         began = time.monotonic()
         if began >= self._due:
             self.report()
@@ -55,16 +62,14 @@ class ProgressReport:
 
     def report(self, done: bool = False) -> None:
         """Report now, if there are steps that have not been reported; or `done`, the last time, stopped or not."""
-        every = read_metrics(self.config.job_dir)
+        last = self._read()
         if self.source.startswith("explorer"):
-            self._tell_scores([line for line in every if stream_of(line.source) == "eval"])
-        lines = self._own(every)
-        if not lines or (lines[-1].step == self._step and not done):
+            self._tell_scores(self._metrics.evaluations)
+        if last is None or (last.step == self._step and not done):
             return
-        self._step = lines[-1].step
-        self.show(
-            progress_text(lines, self.total_steps), 100.0 if done and self.total_steps is None else self._percent(lines)
-        )
+        self._step = last.step
+        percent = 100.0 if done and self.total_steps is None else self._percent(last)
+        self.show(progress_text(last, self.total_steps), percent)
 
     def show(self, text: str, percent: float) -> None:
         """Show one report, with all that belongs to it."""
@@ -74,8 +79,15 @@ class ProgressReport:
         """Show the text of a report."""
         log.info("%s: %s", self.source, text)
 
-    def _own(self, lines: list[MetricLine]) -> list[MetricLine]:
-        return [line for line in lines if line.source == self.source]
+    def _read(self) -> MetricLine | None:
+        with self._reading:
+            for line in self._metrics.read():
+                if line.source == self.source:
+                    self._last = line
+            return self._last
+
+    def _forget(self) -> None:
+        self._last = None
 
     def _tell_scores(self, evaluations: list[MetricLine]) -> None:
         """Log the scores of each evaluation since the last report."""
@@ -83,8 +95,8 @@ class ProgressReport:
             log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
         self._told = len(evaluations)
 
-    def _percent(self, lines: list[MetricLine]) -> float:
-        step = lines[-1].step if lines else 0
+    def _percent(self, last: MetricLine | None) -> float:
+        step = last.step if last else 0
         return min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
 
 
@@ -123,10 +135,9 @@ def pause_after(cost: float) -> float:
     return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
 
 
-def progress_text(lines: list[MetricLine], total: int | None) -> str:
+def progress_text(last: MetricLine | None, total: int | None) -> str:
     """`step 12 of 140: reward/mean 0.61, loss 0.02`."""
-    if not lines:
+    if last is None:
         return "no step yet"
-    last = lines[-1]
     numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in SHOWN if name in last.metrics)
     return f"step {last.step}{f' of {total}' if total else ''}: {numbers}"

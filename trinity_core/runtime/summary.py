@@ -16,7 +16,7 @@ from trinity_core.config.paths import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.run_attempt import RunAttempt
-from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.run_record import read_record
@@ -47,7 +47,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
     if config.mode == "bench":
         return summary_of_scores(config, time.monotonic() - attempt.began)
     step = latest_whole(config.job_dir) or 0
-    curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
+    curve = LearningCurve(config.job_dir, f"{config.project} / {config.name}").draw()
     record = None if config.explores_alone else read_record(config.job_dir)
     seconds = time.monotonic() - attempt.began + (record.earlier if record is not None else 0.0)
     summary = _scored(config, step, valid_scores(config), seconds) | {

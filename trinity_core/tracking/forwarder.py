@@ -23,10 +23,10 @@ from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import (
     STREAMS,
     MetricLine,
+    MetricsReader,
     Tail,
     explorer_source,
     metrics_path,
-    read_evaluations,
 )
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.prometheus import PrometheusPage
@@ -117,6 +117,7 @@ class Forwarder:
         self._checkpoints_seen: set[int] = set()
         self._read_scores = scores or partial(latest_scores, self.job_dir)
         self._scores: dict[int, float] = {}
+        self._metrics = MetricsReader(self.job_dir)
         self._evaluations: list[MetricLine] = []
         """The evaluations when `_scores` was read: what they were made with takes a while to find out."""
         self._scores_sent: dict[int, float] = {}
@@ -203,8 +204,10 @@ class Forwarder:
             if self._registers and step not in self._checkpoints_seen:
                 self.writer.checkpoint(step, path)
                 self._checkpoints_seen.add(step)
-        if (lines := read_evaluations(self.job_dir)) != self._evaluations:
-            self._scores, self._evaluations = self._read_scores(), lines
+        for _ in self._metrics.read():
+            pass
+        if (lines := self._metrics.evaluations) != self._evaluations:
+            self._scores, self._evaluations = self._read_scores(), [*lines]
         if isinstance(self.writer, RankingWriter):
             self.writer.counting = self._scores.keys()
         for step, value in self._scores.items():
