@@ -23,7 +23,7 @@ from trinity_core.runtime.preflight.model_shape import ModelShape, parameters_of
 from trinity_core.runtime.preflight.needs import size, total
 from trinity_core.runtime.preflight.resource_estimate import REWARD_BASE, disk_of, room_for
 from trinity_core.runtime.preflight.stage_plan import plan_text, plans_of
-from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, syncs
+from trinity_core.runtime.preflight.steps import evaluations, kept_checkpoints, saves, stored_steps, syncs
 from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
 from trinity_core.workflows.rewards.pool import usual_workers
@@ -68,6 +68,24 @@ def test_disk_holds_checkpoints_model_and_experiences():
     half = disk_of(config_of("algorithm.algorithm_type=ppo"), 10, [SHAPE, SHAPE], 2)
     assert half[0].bytes == 3 * 2 * 1_000_000 * (2 + 8 + 4)
     assert total(half) == sum(need.bytes for need in half)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["trainer.max_checkpoints_to_keep=2", "trainer.save_interval=20"], 100 + 2 * 20 + 1),
+        (["trainer.max_checkpoints_to_keep=3", "trainer.save_interval=80", "synchronizer.sync_interval=4"], 4 * 80 + 4),
+        (["trainer.save_interval=20"], 1000),
+        (["trainer.max_checkpoints_to_keep=2", "trainer.save_interval=0"], 1000),
+        (
+            ["trainer.max_checkpoints_to_keep=2", "trainer.save_interval=20", "synchronizer.sync_style=trainer_driven"],
+            1000,
+        ),
+    ],
+)
+def test_rows_of_a_synchronous_run_go_with_its_checkpoints(settings, expected):
+    assert stored_steps(config_of(*settings), 1000) == expected
+    assert stored_steps(config_of(*settings), 10) == 10
 
 
 @pytest.mark.parametrize("path", ["postgresql://host/run", "sqlite:////elsewhere/run.db"])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from trinity_core.config.training import RETENTION
 from trinity_core.store.strategies import make_strategy
-from trinity_core.training.sources import RETENTION, RolloutSource
+from trinity_core.training.sources import RolloutSource
 
 
 class Store:

@@ -19,7 +19,8 @@ MAX_LIVE = 1_000_000_000
 """Weights that ZeRO 3 gathers ahead at most (`stage3_max_live_parameters`), as DeepSpeed does by default."""
 AT_ONCE_ON_CPU = 4_000_000
 """Both limits on a CPU: ranks there share one memory, and what ZeRO gathers and reduces is copied within it."""
-
+RETENTION = 100
+"""Train steps whose rows stay in the store for inspection, besides those that a rewind may need."""
 GPU_CONTEXT = 3 << 29
 """Bytes of a GPU that a process on it holds beside its tensors, also while it sleeps: CUDA's context, libraries and
 their workspaces. Assumed, not measured."""

@@ -13,6 +13,7 @@ from trinity_core.checkpoints.resume import latest_whole, read_meta, update_meta
 from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
+from trinity_core.config.training import RETENTION
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import TasksTaken, takes_whole_step, tasks_taken, training_steps
 from trinity_core.data.rejected import RejectedRows
@@ -37,8 +38,6 @@ LOOK_SECONDS = 1.0
 """Time between two checks of what is waited for."""
 TAKEN = "tasks_taken_after"
 """Key of `trainer_meta.json`: step -> tasks of each train step after it."""
-RETENTION = 100
-"""Train steps whose rows stay in the store for inspection, besides those that a rewind may need."""
 BUSY_TIMES = 24
 """Factor on `max_read_timeout` for a wait without a single row while an explorer is at work."""
 BUSY = (

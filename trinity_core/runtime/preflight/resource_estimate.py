@@ -38,7 +38,7 @@ from trinity_core.runtime.preflight.model_shape import (
     why_unknown,
 )
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
-from trinity_core.runtime.preflight.steps import kept_checkpoints
+from trinity_core.runtime.preflight.steps import kept_checkpoints, stored_steps
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.store.run_store import is_own_file
 from trinity_core.sync.versions import version_count
@@ -326,7 +326,8 @@ def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_by
         ]
     longest = config.model.max_model_len
     if config.explores and not config.is_supervised and is_own_file(store_url(config), config.job_dir):
-        rows, each = steps * config.buffer.batch_size * config.algorithm.repeat_times, ROW_BYTES + TEXT_BYTES
+        groups, each = stored_steps(config, steps) * config.buffer.batch_size, ROW_BYTES + TEXT_BYTES
+        rows = groups * config.algorithm.repeat_times
         why = f"{rows:,} rollouts × {longest:,} tokens × {each} bytes"
         needs.append(Need("experiences", rows * longest * each, why))
     if trained and not config.is_supervised:

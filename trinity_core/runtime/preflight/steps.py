@@ -9,6 +9,7 @@ from trinity_core.config import Config
 from trinity_core.config.paths import reads_output
 from trinity_core.config.resolve import shares
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import RETENTION
 from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, is_local, looks_local, read_rows
 from trinity_core.data.inspection import supervised_inputs
@@ -136,6 +137,20 @@ def kept_checkpoints(config: Config, steps: int) -> int:
     """Peak number of checkpoints on disk."""
     keep = config.trainer.max_checkpoints_to_keep
     return saves(config, steps) if keep is None else min(saves(config, steps), keep + 1)
+
+
+def stored_steps(config: Config, steps: int) -> int:
+    """Peak number of explore steps whose rows are in the store.
+
+    In fixed style rows that are trained on once go with the oldest of the newest checkpoints kept. Between two saves,
+    of which the former is still being written, two intervals are added.
+    """
+    keep, every = config.trainer.max_checkpoints_to_keep, config.trainer.save_interval
+    schedule, buffer = SyncSchedule.of(config), config.buffer.trainer_input.experience_buffer
+    again = buffer.replay_buffer.enable or config.algorithm.sample_strategy_args
+    if keep is None or not every or again or config.mode != "both" or schedule.style != "fixed":
+        return steps
+    return min(steps, max(RETENTION, (keep - 1) * every) + 2 * every + schedule.largest_lag + 1)
 
 
 def syncs(config: Config, steps: int) -> int:
