@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,11 +47,20 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
          ["8", "a=b", "c"]),
         ("for i in {1..3}; do ((i == 2)) && continue; s+=$i; done\ndeclare -A m=([k]=v)\nrun $s ${m[k]} ${s/1/x}",
          ["13", "v", "x3"]),
-        ("cd /x && here=$(pwd)\nrun $here $(cd $(dirname ${BASH_SOURCE[0]}) && pwd)", ["$PWD", "$PWD"]),
+        ("D=\"$( cd -- \"$( dirname \"${BASH_SOURCE[0]:-$0}\" )\" &> /dev/null && pwd )\"\nrun $D ${BASH_SOURCE%/*}",
+         ["$PWD", "script.sh"]),
+        ("N=\"$(cat f 2>/dev/null)\"\nrun $N \"$(nproc 2>/dev/null || echo 8)\" \"$(echo \"x > y\")\"",
+         ["$(cat f)", "8", "x > y"]),
+        ("run a > log_$(date +%F).log 2>&1 b > `date` c >& \"${D:-a b}\"\n> x", ["a", "b", "c"]),
+        ("G=$(gpus | wc -l); T=$((G / 2)); run $T $(( $W * 8 )) $((3 * 4)) $(($# + 1))",
+         ["$((G / 2))", "$(( $W * 8 ))", "12", "4"]),
+        ("while getopts \"n:\" o; do N=$OPTARG; done\nrun ${N:-no} $OPTIND", ["no", "1"]),
+        ("P=\"ah.\nif you can; while true\"\nexport D=$D/v\nrun \"$P\" $D", ["ah.\nif you can; while true", "$D/v"]),
+        ("if [ -d /tmp ]; then N=1; fi\n[[ -e / && 1 ]] && N=2\ntest ! -f /no || N=${N:-3}\nrun $N", ["3"]),
+        ("P=${P:-/opt/bin/python3}\nrun a=$B/$C/d \"$(npu && echo npu || echo gpu)\"", ["a=$B/$C/d", "gpu"]),
         ("export PATH=/x:$PATH\nset -euxo pipefail\nfalse | run $V\nrm -rf / || exit 1", ["$V"]),
         ("if ! which npu; then n=8; else n=4; fi\nwhile ping x; do sleep 1; done\nrun $n", ["8"]),
         ("eval 'a=b; run $a'", ["b"]),
-        ("/opt/x/python3.11 -m run 1\n$CONDA/bin/torchrun run\nrun 2", ["2"]),
         ("run 1 | tee log\nexec run $1", ["1"]),
     ],
 )  # fmt: skip
@@ -59,10 +71,48 @@ def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
 
 def test_commands_come_with_their_lines() -> None:
     """Also those of functions, in the background, by a path, and the one with which a script ends."""
-    text = "f() {\n  go 1\n}\nf\n{ go 2; } & wait\n/opt/bin/python3 go 3\nexec go \\\n 4\ngo 5\n"
+    text = 'f() {\n  go 1\n}\nf\n{ go 2; } & wait\n/opt/bin/python3 go 3\nP=x/y\n"$P" go 4\nexec go \\\n 5\ngo 6\n'
     run = dry_run(text)
-    assert [(command.line, command.words[-1]) for command in run.commands] == [(2, "1"), (5, "2"), (6, "3"), (7, "4")]
+    assert [(command.line, command.words[-1]) for command in run.commands] == [
+        (2, "1"), (5, "2"), (6, "3"), (8, "4"), (9, "5")
+    ]  # fmt: skip
     assert [(command.line, command.words) for command in dry_run("\nexit 3\ngo").commands] == [(2, ["exit", "3"])]
+
+
+def test_long_values_of_several_lines_are_whole_beside_what_reads_them() -> None:
+    value = "".join(f'{{"line {number}": "ä = {"x" * 90}"}}\n' for number in range(60))
+    for _ in range(10):
+        run = dry_run(f"run a '{value}' =b 2>&1 | tee c d | tee '{value}'\n")
+        words = {command.words[0]: command.words[1:] for command in run.commands if command.words[-1] == "=b"}
+        assert words == {"run": ["a", value, "=b"]} and len(run.commands) == 3
+
+
+PROGRAMS = [
+    'a=1\nif [ $a -eq 1 ]; then if [ "$a" != 1 ]; then b=2; else b=3; fi; fi\nrun $b',
+    'p=org/a-b.c\nrun ${p##*/} ${p%/*} ${p#*/} ${p%%-*} "${p%.*}" ${p^^} ${p//-/_}',
+    "f() { for i in 1 2; do run $i; exit 1; done; }\nf\nrun b",
+    "cat > /dev/null <<'EOF' | cat\nfor (\nEOF\nrun a <<< b\ncat <<-A > /dev/null; run c\nno\n\tA\nrun d",
+    'is() { [ "$1" = a ] && return 0; return 1; }\nsame() { is $1; return $?; }\n'
+    "for v in a b; do\n same $v && run $v\ndone",
+    'f() {\n : "}" # }\n : <<E\n}\nisn\'t } done\nE\n run f\n}\nf\n'
+    'case a in\n "a|)"|\')\') run no ;;\n a) : "esac ;;" # ;; isn\'t\n'
+    " run a; b=esac; : go esac ;;\n *) run no;; esac\nrun $b",
+    'n=1\ngo() { run $n "$m"; n=4; }\nn=2 m="a b" go\nrun $n ${m:-none}',
+    'go() {\n  [ "$1" = x ]\n}\nif go x; then run yes; fi\n'
+    'if ! false && { true; }; then ( a=1; exit 1 ) || run "${a:-no}"; fi',
+    "a=b x=3\nx=4 run $x &\nwait\n{ b=1; } & wait\nrun ${b-none} ${#a} $((x>2)) $((1<2)) \"a > b\"",
+    "set -- -n 3 x\nwhile getopts 'n:' o; do run $o $OPTARG; done\nshift $((OPTIND - 1))\nrun $1 `echo \"a > b\"`",
+    "while IFS= read -r l; do run \"$l\"; done <<E\n a > b\nc\nE\n[ b \\> a ] && run ${x:->} [a-z]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_commands_are_those_that_bash_runs(text: str, tmp_path: Path) -> None:
+    told = "run() { printf '%s\\037' run \"$@\"; printf '\\036'; }\n"
+    command = ["bash", "-c", f"PATH=/nonexistent\n{told}{text}"]
+    output = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    ran = [words.split("\037")[:-1] for words in output.split("\036")[:-1]]
+    assert ran and [command.words for command in dry_run(text).commands if command.words[0] == "run"] == ran
 
 
 def test_what_only_a_running_machine_knows_is_noted(tmp_path: Path) -> None:
@@ -70,6 +120,7 @@ def test_what_only_a_running_machine_knows_is_noted(tmp_path: Path) -> None:
     script = (
         "N=${NODES:-2}\nif has_npu 2>/dev/null; then N=4; fi\n"
         'if [ "$RANK" = 0 ]; then N=3; fi\nM=${N:-7}\nG=$(nproc)\n[ "$G" -gt 3 ] && N=5\n'
+        "[ -d / ] && N=6\nsource env.sh\n"
         f"{COMMAND} {MODEL} trainer.nnodes=$N trainer.n_gpus_per_node=8 trainer.experiment_name=$(date)\n"
     )
     config, listed = imported(tmp_path, script)
@@ -77,7 +128,8 @@ def test_what_only_a_running_machine_knows_is_noted(tmp_path: Path) -> None:
     assert (config.cluster.node_num, config.cluster.gpu_per_node) == (2, 8)
     assert "NODES, RANK: variables of the environment were taken as not set" in listed
     assert "`has_npu` was not run" in listed and "`nproc` was not run" in listed
-    assert "line 6: bash says" in listed and "`date`" not in listed
+    assert "`[ -d / ]` was not run" in listed and "`source env.sh` was not run" in listed
+    assert "`[ $(nproc) -gt 3 ]` was not run" in listed and "`date`" not in listed
 
 
 @pytest.mark.parametrize(
@@ -111,6 +163,20 @@ def test_nothing_is_started_and_nothing_written(tmp_path: Path, text: str) -> No
     dry_run(text.format(tmp_path / "made"))
     dry_run(text.format(tmp_path / "kept"))
     assert [path.name for path in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "kept"
+
+
+def test_a_script_ends_no_process_and_leaves_none() -> None:
+    victim = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    name = f"left_{victim.pid}"
+    for command in ("builtin kill", "command kill", "enable kill; kill", "kill", "exec kill"):
+        dry_run(f"{command} -9 {victim.pid}")
+    assert victim.poll() is None
+    victim.kill()
+    victim.wait()
+    with pytest.MonkeyPatch.context() as patch, suppress(UnreadableShell):
+        patch.setattr("trinity_core.import_verl.shell._SECONDS", 2.0)
+        dry_run(f"set -m; while :; do {name}=1; done &\nset -m\nwhile :; do :; done", [name])
+    assert not [process for process in psutil.process_iter(["cmdline"]) if name in (process.info["cmdline"] or ())]
 
 
 @given(st.text(alphabet="ab=$(){}[]\"'`\\#;|&<>-:1 +*/~\n\t@", max_size=60))

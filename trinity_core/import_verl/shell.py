@@ -2,85 +2,119 @@
 
 bash itself runs the script: restricted (`set -r`: it starts no program by a path and opens no file to write), without
 an environment, and with a PATH on which nothing is, so that every command which is not bash's own ends in
-`command_not_found_handle`, which records its words. What only the machine of the training knows is a mark within a
-word: a variable that the script does not set (`$HOME`), the output of a command (`$(date)`).
+`command_not_found_handle`, which records its words. What restricted bash would refuse is rewritten before, by
+tree-sitter's syntax tree. What only the machine of the training knows is a mark within a word: a variable that the
+script does not set (`$HOME`), the output of a command (`$(date)`).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from trinity_core.children import Child
+
 VARIABLE, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
 """Characters for private use: they begin and end a mark within a word."""
-_SPACE = "\ue003"
-"""A space within a mark: bash splits no word there."""
+_SPACE, _NEWLINE = "\ue003", "\ue004"
+"""A space within a mark, at which bash splits no word; a newline within a word, at which bash would write it in two."""
 _ALWAYS_SET = ("HOME", "USER", "LOGNAME", "HOSTNAME")
 """Environment variables that have a value wherever a script runs."""
-_SECONDS = 20.0
-_BEGIN, _WORD_END = "\x1d", "\x1e"
+_SECONDS = 10.0
+_FILE_TESTS = "bcdefghkprstuwxGLNOS"
+_BEGIN, _PIECE_END = "\x1d", "\x1e"
 
 _PRELUDE = f"""\
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || exit 95
 exec 9>&1 >/dev/null </dev/null
-__record() {{  # word by word, each by one write: the commands of a pipeline record at the same time
-    local line word
+ulimit -v 2097152
+__record() {{  # piece by piece, each by one write: the commands of a pipeline record at the same time
+    local line word place
     for line in "${{BASH_LINENO[@]}}"; do ((line > PRELUDE_LINES)) && break; done
-    for word in "{_BEGIN}$line $((BASH_SUBSHELL > 0 || __ASKED))" "$@"; do
-        printf '%s %s{_WORD_END}' "$BASHPID" "$word"
+    printf '%s %s{_PIECE_END}' "$BASHPID" "{_BEGIN}$line $((BASH_SUBSHELL > 0 || __ASKED))"
+    for word in "$@"; do
+        word="=${{word//$'\\n'/{_NEWLINE}}}"  # bash writes at each newline
+        printf '%s %s{_PIECE_END}' "$BASHPID" "${{word:0:500}}"
+        for ((place = 500; place < ${{#word}}; place += 500)); do
+            printf '%s +%s{_PIECE_END}' "$BASHPID" "${{word:place:500}}"
+        done
     done
 }} >&9
 command_not_found_handle() {{
     __record "$@"
-    local IFS=' ' text
-    text="$*"
-    ((BASH_SUBSHELL)) && printf '{UNKNOWN}$(%s){END}' "${{text// /{_SPACE}}}"
+    ((BASH_SUBSHELL && ! __ASKED)) && __mark "\\$($*)"
     return "$__ASKED"
 }}
+__mark() {{ printf '{UNKNOWN}%s{END}' "${{1// /{_SPACE}}}"; }}
 __ASKED=0
 __asked() {{ local __ASKED=1; "$@"; }}
+__fails() {{ local __ASKED=1; __record "$@"; return 1; }}
+__run() {{ case "${{1-}}" in */*) command_not_found_handle "$@" ;; *) "$@" ;; esac; }}
+__sum() {{
+    local __name
+    for __name in "${{@:2}}"; do
+        case "${{!__name-}}" in '' | *[{VARIABLE}{UNKNOWN}]*) __mark "\\$(($1))"; return ;; esac
+    done
+    eval "printf '%s' \\"\\$(($1))\\""
+}}
 basename() {{ local name="${{1%/}}"; name="${{name##*/}}"; printf '%s\\n' "${{name%"${{2-}}"}}"; }}
 pwd() {{ printf '%s\\n' "$PWD"; }}
 exec() {{ (($# == 0)) || {{ "$@"; builtin exit; }}; }}
 exit() {{ local code=$?; __record exit "$@"; builtin exit "${{1-$code}}"; }}
-source() {{ __record source "$@"; }}
-.() {{ __record source "$@"; }}
+__is_open() {{  # what only the machine of the training knows: files, the output of its programs
+    case "$*" in -[{_FILE_TESTS}]' '* | '! '-[{_FILE_TESTS}]' '* | *{UNKNOWN}*) ;; *) return 1 ;; esac
+}}
+test() {{ if __is_open "$@"; then __fails test "$@"; else builtin test "$@"; fi; }}
+[() {{ if __is_open "$@"; then __fails [ "$@"; else builtin [ "$@"; fi; }}
+source() {{ local __ASKED=1; __record source "$@"; }}
+.() {{ local __ASKED=1; __record source "$@"; }}
 cd() {{ PWD='{UNKNOWN}$PWD{END}'; }}; pushd() {{ cd; }}; popd() {{ cd; }}
-kill() {{ :; }}
+enable -n kill history bind suspend disown
 BASH_ARGV0=SCRIPT PWD='{VARIABLE}PWD{END}' PATH=/nonexistent
 trap '' PIPE  # the next command of a pipeline has ended before it reads
 set -rT
-trap 'set +eux +o pipefail' DEBUG
+trap 'set +eumx +o pipefail' DEBUG
 """
-_FILE = r"""\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()<>"'])+"""
-_REDIRECTION = re.compile(
-    r"""(?P<kept>\\.|'[^']*'|"(?:\\.|[^"\\])*"|\(\(.*?\)\)|\[\[.*?\]\]|(?<!\S)\#[^\n]*|<<<)"""
-    r"""|(?P<document><<-?\s*(?P<quote>["']?)(?P<end>\w+)(?P=quote))(?P<rest>[^\n]*)(?P<body>\n(?:.*?\n)??\t*(?P=end)(?!\S))"""
-    rf"|(?:\d*|&)(?:>>|>\||>|<)(?![&<>(]){_FILE}",
-    re.DOTALL,
-)
-"""A file that a command reads or writes; first, what only looks like one: quoted, compared, in a here-document."""
-_PROGRAM = re.compile(r"(?m)(^|[\s;&|(`])(?:[\w.~{}$-]*/)+(?=(?:python[\d.]*|torchrun|accelerate|deepspeed|ray)\s)")
-_OF_BASH = re.compile(r"(?m)(^|[\s;&|(])(?=(?:PATH|SHELL|ENV|BASH_ENV)=)")
-_CONDITION = re.compile(
-    r"(?m)((?:^|[;&|]|\b(?:then|else|do)\b)[ \t]*(?:(?:if|elif)[ \t]+(?:![ \t]+)?|while[ \t]+))(?=[A-Za-z_])"
-)
-_NAME = r"([A-Za-z_]\w*)"
-_USED = re.compile(rf"\$\{{?{_NAME}")
-_ASSIGNED = re.compile(
-    rf"(?:^|[\s;&|(]){_NAME}(?:\[\w*\])?\+?=|\b(?:for|read|mapfile|readarray)\s+(?:-\w+\s+)*{_NAME}", re.M
-)
-_DEFAULT_OR_TEST = re.compile(rf"\$\{{{_NAME}:?[-+=?]|(?<![^\s;!(])\[\[?\s[^\]\n]*")
-_SET_BY_BASH = {"BASH_SOURCE", "PWD", "PATH", "RANDOM", "UID", "EUID", "SECONDS", "LINENO", "OSTYPE", "FUNCNAME"}
+_TOO_OLD = 95
+_OF_BASH = ("PATH", "SHELL", "ENV", "BASH_ENV", "HISTFILE")
+"""Variables that restricted bash does not change."""
+_SET_BY_BASH = {
+    "BASH_SOURCE",
+    "PWD",
+    "PATH",
+    "RANDOM",
+    "UID",
+    "EUID",
+    "SECONDS",
+    "LINENO",
+    "PIPESTATUS",
+    "FUNCNAME",
+    "REPLY",
+}
+_BUILTINS = {
+    "alias", "bg", "bind", "break", "builtin", "caller", "cd", "command", "compgen", "complete", "continue",
+    "declare", "dirs", "echo", "enable", "eval", "exec", "exit", "export", "false", "fc", "fg", "getopts", "hash",
+    "help", "jobs", "let", "local", "logout", "mapfile", "popd", "printf", "pushd", "pwd", "read", "readarray",
+    "readonly", "return", "set", "shift", "shopt", "source", "test", "times", "trap", "true", "type", "typeset",
+    "ulimit", "umask", "unalias", "unset", "wait", ":", ".", "[",
+}  # fmt: skip
+_READS = ("read", "mapfile", "readarray", "getopts")
+_FILE_TEST = re.compile(rf"\s-(?:[{_FILE_TESTS}]|nt|ot|ef)\s")
+_USE = re.compile(rb"\$\{?([A-Za-z_]\w*)")
+_DEFAULT = re.compile(rb":?[-+=?]")
+_SUM = re.compile(r"\$\(\(((?:[\w\s+*/%()<>=!&|?:,-]|\$\{?[A-Za-z_]\w*\}?)*)\)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _COMPLAINT = re.compile(r"(?m)^.*?: line (\d+): (?!.*write error: Broken pipe)(.*)$")
+_SYNTAX = ("syntax error near", "syntax error: unexpected", "unexpected EOF", "unexpected end of file")
 
 
 class UnreadableShell(Exception):
@@ -116,19 +150,26 @@ class ShellRun:
 
 def dry_run(text: str, arguments: Sequence[str] = (), name: str = "script.sh") -> ShellRun:
     """What the script `name` would run if it were called with `arguments`. Raises UnreadableShell."""
-    text = text.replace("\r\n", "\n")
-    prelude, (marks, unset) = _PRELUDE.replace("SCRIPT", shlex.quote(name)), _environment(text)
+    text = text.replace("\r\n", "\n").replace("\0", "")
+    rewriting = _Rewriting.of(text)
+    marks, unset = rewriting.environment()
+    prelude = _PRELUDE.replace("SCRIPT", shlex.quote(name))
     lines = prelude.count("\n")
     with TemporaryDirectory() as folder:
         script = Path(folder, "script")
-        script.write_text(prelude.replace("PRELUDE_LINES", str(lines)) + _harmless(text), encoding="utf-8")
+        script.write_text(prelude.replace("PRELUDE_LINES", str(lines)) + rewriting.result(), encoding="utf-8")
         (work := Path(folder, "work")).mkdir()
-        recorded, complaints = _bash([str(script), *arguments], work, marks)
-    failures = {int(line) - lines: reason for line, reason in _COMPLAINT.findall(complaints)}
+        recorded, complaints, has_ended = _bash([str(script), *arguments], work, marks)
+    commands, failures = _commands(recorded, lines), dict[int, str]()
+    for line, reason in _COMPLAINT.findall(complaints):
+        if int(line) > lines:
+            failures.setdefault(int(line) - lines, shown(reason))
     for line, reason in failures.items():
-        if "syntax error" in reason or "unexpected EOF" in reason:
+        if any(words in reason for words in _SYNTAX):
             raise UnreadableShell(reason, line)
-    return ShellRun(_commands(recorded, lines), unset, failures)
+    if not has_ended and not commands:
+        raise UnreadableShell(f"does not end within {_SECONDS:.0f} s where no program is run")
+    return ShellRun(commands, unset, failures)
 
 
 def variable(name: str) -> str:
@@ -143,65 +184,195 @@ def shown(text: str) -> str:
     return text
 
 
-def _harmless(text: str) -> str:
-    """The script with what restricted bash refuses left out, and with conditions that know that they are some."""
-    text = _OF_BASH.sub(r"\1OF_", _PROGRAM.sub(r"\1", _without_files(text)))
-    return _CONDITION.sub(r"\1__asked ", re.sub(r"\$\{?BASH_SOURCE(\[0\])?\}?", "$0", text))
+@dataclass
+class _Rewriting:
+    """A script without what restricted bash refuses, whose conditions know that they are some."""
+
+    source: bytes
+    edits: list[tuple[int, int, str]] = field(default_factory=list)
+    """Begin, end and replacement."""
+    used: dict[str, int] = field(default_factory=dict)
+    """Variable → where it is used first; so below."""
+    asked: dict[str, int] = field(default_factory=dict)
+    """Those with a default, or in a test."""
+    assigned: dict[str, int] = field(default_factory=dict)
+    """Where the first assignment ends."""
+
+    @classmethod
+    def of(cls, text: str) -> _Rewriting:
+        """That of a script."""
+        rewriting = cls(text.encode(errors="surrogateescape"))
+        tree = Parser(Language(tree_sitter_bash.language())).parse(rewriting.source)
+        rewriting._look(tree.root_node)
+        for use in _USE.finditer(rewriting.source):
+            rewriting.used.setdefault(use[1].decode(), use.start())
+        return rewriting
+
+    def result(self) -> str:
+        """The script as it is given to bash."""
+        pieces, at = [], 0
+        for begin, end, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
+            if begin >= at:
+                pieces += [self.source[at:begin], replacement.encode()]
+                at = end
+        return b"".join([*pieces, self.source[at:]]).decode(errors="surrogateescape")
+
+    def environment(self) -> tuple[dict[str, str], list[str]]:
+        """Marks of the variables that a script takes from its environment; those that it asks for before it sets."""
+        never = len(self.source) + 1
+        free = {name for name, place in self.used.items() if place < self.assigned.get(name, never)}
+        unset = [name for name, place in self.asked.items() if place < self.assigned.get(name, never)]
+        others = free - {*self.asked} - _SET_BY_BASH
+        return (
+            {name: variable(name) for name in (*_ALWAYS_SET, *others)},
+            [name for name in unset if name not in _ALWAYS_SET and name not in _SET_BY_BASH],
+        )
+
+    def _text(self, node: Node) -> str:
+        return self.source[node.start_byte : node.end_byte].decode(errors="surrogateescape")
+
+    def _edit(self, node: Node, replacement: str) -> None:
+        self.edits.append((node.start_byte, node.end_byte, replacement))
+
+    def _insert(self, node: Node, text: str) -> None:
+        self.edits.append((node.start_byte, node.start_byte, text))
+
+    def _look(self, top: Node) -> None:
+        stack = [(top, False)]
+        while stack:
+            node, is_condition = stack.pop()
+            self._note_names(node)
+            if not self._rewrite(node, is_condition):
+                conditions = self._conditions(node)
+                inherits = is_condition and node.type != "command_substitution"
+                stack += [(child, inherits or child.id in conditions) for child in reversed(node.children)]
+
+    def _conditions(self, node: Node) -> set[int]:
+        """Children by whose success the script goes on: what is found out by a program counts as failed."""
+        if node.type in ("if_statement", "elif_clause") or (
+            node.type == "while_statement" and node.children[0].type == "while"
+        ):
+            return {
+                child.id
+                for child in node.children_by_field_name("condition")
+                if node.type != "while_statement" or child.type != "negated_command"
+            }
+        is_in_substitution = any(above.type == "command_substitution" for above in _above(node))
+        return {node.children[0].id} if node.type == "list" and is_in_substitution else set()
+
+    def _rewrite(self, node: Node, is_condition: bool) -> bool:
+        """Rewrite a node; True if nothing within it is to be."""
+        text = self._text(node) if node.type in ("test_command", "arithmetic_expansion") else ""
+        if node.type == "file_redirect":
+            self._remove_file(node)
+            return True
+        if node.type == "test_command" and _FILE_TEST.search(text):
+            self._edit(node, f"__fails {shlex.quote(text)}")
+            return True
+        if (
+            node.type == "arithmetic_expansion"
+            and (match := _SUM.fullmatch(text))
+            and (names := _NAME.findall(match[1]))
+        ):
+            self._edit(node, f"$(__sum {shlex.quote(match[1])} {' '.join(dict.fromkeys(names))})")
+            return True
+        if node.type == "command" and (name := node.child_by_field_name("name")) is not None:
+            word, line = self._text(name), self.source[: name.start_byte].rpartition(b"\n")[2]
+            asked = "__asked " if is_condition and word not in _BUILTINS else ""
+            # The grammar also takes the end of `a=$b/$c/d` for a command, and the inside of some tests.
+            if (not line or line[-1:] in b" \t;&|(`{!") and line.rfind(b"[ ") <= line.rfind(b" ]"):
+                self._insert(name, asked + ("__run " if re.search(r"[/$`'\"\\]", word) else ""))
+        if node.type == "variable_name":
+            self._rename(node)
+        return False
+
+    def _remove_file(self, node: Node) -> None:
+        """By tree-sitter the words of a command that follow a file belong to it."""
+        [file, *others] = node.children_by_field_name("destination") or [node]
+        above = node.parent
+        is_alone = above is not None and above.type == "redirected_statement" and not above.child_by_field_name("body")
+        self.edits.append((node.start_byte, file.end_byte, ": " if is_alone and not others else " "))
+        for word in others:
+            self._look(word)
+
+    def _rename(self, node: Node) -> None:
+        name, parent = self._text(node), node.parent
+        if name == "BASH_SOURCE" and parent is not None:
+            self._edit(parent if parent.type == "subscript" else node, "0")
+        elif name in _OF_BASH and parent is not None and parent.type == "variable_assignment":
+            self._edit(node, f"OF_{name}")
+
+    def _note_names(self, node: Node) -> None:
+        if node.type == "variable_assignment":
+            name = node.child_by_field_name("name")
+            if name is not None and (match := _NAME.match(self._text(name))):
+                self.assigned[match[0]] = min(node.end_byte, self.assigned.get(match[0], node.end_byte))
+        elif node.type == "command" and (name := node.child_by_field_name("name")) and self._text(name) in _READS:
+            for word in node.children_by_field_name("argument"):
+                self.assigned.setdefault(self._text(word), node.end_byte)
+        elif node.type == "variable_name" and node.parent is not None:
+            self._note_use(node, node.parent)
+
+    def _note_use(self, node: Node, parent: Node) -> None:
+        name = self._text(node)
+        if parent.type == "subscript" and parent.parent is not None:
+            parent = parent.parent
+        if parent.type in ("for_statement", "declaration_command", "c_style_for_statement"):
+            self.assigned.setdefault(name, node.end_byte)
+        elif parent.type in ("simple_expansion", "expansion") and _NAME.fullmatch(name):
+            has_default = _DEFAULT.match(self.source, node.end_byte) is not None and parent.type == "expansion"
+            of_test = any(above.type == "test_command" for above in _above(parent))
+            if has_default or of_test:
+                self.asked.setdefault(name, node.start_byte)
 
 
-def _without_files(text: str) -> str:
-    def left(found: re.Match[str]) -> str:
-        if found["document"]:
-            return f"{found['document']}{_without_files(found['rest'])}{found['body']}"
-        return found["kept"] or " "
-
-    return _REDIRECTION.sub(left, text)
+def _above(node: Node) -> Iterator[Node]:
+    above = node.parent
+    while above is not None:
+        yield above
+        above = above.parent
 
 
-def _environment(text: str) -> tuple[dict[str, str], list[str]]:
-    """Marks of the variables that a script takes from its environment; those that it asks for before it sets them."""
-    first: dict[str, int] = {}
-    for found in _ASSIGNED.finditer(text):
-        first.setdefault(found[1] or found[2], text.find("\n", found.start() + 1) % (len(text) + 1))
-    asked: dict[str, int] = {}
-    for found in _DEFAULT_OR_TEST.finditer(text):
-        for name in [found[1]] if found[1] else _USED.findall(found[0]):
-            asked.setdefault(name, found.start())
-    used = {*_USED.findall(text)} - {*first, *asked} - _SET_BY_BASH
-    unset = [name for name, place in asked.items() if place < first.get(name, place + 1) and name not in _SET_BY_BASH]
-    return {name: variable(name) for name in (*_ALWAYS_SET, *used)}, [name for name in unset if name not in _ALWAYS_SET]
-
-
-def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, str]:
-    """What bash records, and what it complains about."""
+def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> tuple[str, str, bool]:
+    """What bash records, what it complains about, and whether it has ended in time. Raises UnreadableShell."""
     bash = shutil.which("bash")
     if bash is None:
         raise UnreadableShell("bash, which reads scripts, was not found")
-    process = subprocess.Popen(
-        [bash, "--norc", *command], cwd=folder, env={**variables, "LC_ALL": "C.UTF-8"}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    child = Child(
+        [bash, "--norc", *command], environment={**variables, "LC_ALL": "C.UTF-8"}, folder=folder,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, errors = process.communicate(timeout=_SECONDS)
+        output, errors = child.process.communicate(timeout=_SECONDS)
+        has_ended = True
     except subprocess.TimeoutExpired:
-        raise UnreadableShell(f"does not end within {_SECONDS:.0f} s where no program is run") from None
+        child.kill()
+        output, errors = child.process.communicate()
+        has_ended = False
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return output.decode(errors="replace"), errors.decode(errors="replace")
+        child.kill()
+    if child.process.returncode == _TOO_OLD:
+        raise UnreadableShell("bash 5.1 or newer reads scripts; this one is older")
+    if has_ended and child.process.returncode < 0:
+        raise UnreadableShell("ended bash, perhaps for want of memory")
+    return output.decode(errors="replace"), errors.decode(errors="replace"), has_ended
 
 
 def _commands(recorded: str, skipped: int) -> list[ShellCommand]:
     by_process: dict[str, ShellCommand] = {}
     commands: list[ShellCommand] = []
-    for written in recorded.split(_WORD_END)[:-1]:
-        process, _, word = written.partition(" ")
-        if word.startswith(_BEGIN):
-            line, is_asked = word.removeprefix(_BEGIN).split()
+    for written in recorded.split(_PIECE_END)[:-1]:
+        process, _, piece = written.partition(" ")
+        if piece.startswith(_BEGIN):
+            line, is_asked = piece.removeprefix(_BEGIN).split()
             by_process[process] = ShellCommand(int(line) - skipped, is_asked == "1", [])
             commands.append(by_process[process])
+            continue
+        words, text = by_process[process].words, piece[1:].replace(_NEWLINE, "\n")
+        if piece.startswith("="):
+            words.append(text)
         else:
-            by_process[process].words.append(word)
+            words[-1] += text
     return commands
 
 

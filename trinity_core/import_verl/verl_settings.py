@@ -76,7 +76,7 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
     try:
         run = dry_run(text, arguments, str(path))
     except UnreadableShell as error:
-        raise _wrong(path, f"{error}.", error.line) from None
+        raise _wrong(path, f"{shown(str(error))}.", error.line) from None
     launched = [*programs(run)]
     if not launched:
         raise _starts_nothing(path, run)
@@ -98,7 +98,9 @@ def programs(run: ShellRun) -> Iterator[tuple[ShellCommand, int]]:
 def _starts_nothing(path: Path, run: ShellRun) -> ConfigError:
     last = run.commands[-1] if run.commands else None
     if last is not None and last.words[0] == "exit":
-        message = "ends here, before it starts a veRL training: give the script's arguments after its name."
+        asked = dict.fromkeys(f"`{shown(' '.join(command.words))}`" for command in run.commands if command.is_asked)
+        failed = f"; {', '.join(asked)} counted as failed, as no program is run" if asked else ""
+        message = f"ends here, before it starts a veRL training: give the script's arguments after its name{failed}."
         return _wrong(path, message, last.line)
     for line, reason in run.failures.items():
         return _wrong(path, f"starts no veRL training, and bash says of this line: {reason}.", line)
