@@ -42,6 +42,14 @@ def one_rank() -> CheckpointWriter:
     return CheckpointWriter(Ranks(0, 1, torch.device("cpu")))
 
 
+def held() -> int:
+    """The bytes of memory that checkpoints are copied to."""
+    open_files = [
+        path.stat() for path in Path("/proc/self/fd").iterdir() if "trinity-checkpoint" in os.path.realpath(path)
+    ]
+    return sum({status.st_ino: 512 * status.st_blocks for status in open_files}.values())
+
+
 def named(**tensors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     return iter(tensors.items())
 
@@ -185,6 +193,36 @@ def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypat
     assert not writer._segments, "and memory is given back"
     assert [torch.load(tmp_path / f"part_{n}.pt", weights_only=True)["a"][0] for n in range(4)] == [0, 1, 2, 3]
     writer.close()
+
+
+def test_memory_stays_at_what_one_checkpoint_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a version is kept with it or not, and if a file's tensors become others."""
+    all_copied, write = Event(), ShardWriter.write
+
+    def write_late(self: ShardWriter, folder: str, piece: Piece) -> Entry:
+        assert all_copied.wait(60)
+        return write(self, folder, piece)
+
+    monkeypatch.setattr(ShardWriter, "write", write_late)
+    monkeypatch.setattr(Segment, "CHUNK", 64 << 10)
+    kilobytes = [[1000, *[50] * 20], [*[70] * 20, 1000], [300, 40, 40, 40] * 5]
+    payload, writer = 1000 * sum(map(sum, [*kilobytes, kilobytes[0]])), one_rank()
+    for step in range(10):
+        all_copied.clear()
+        files = [*(kilobytes if step < 6 else reversed(kilobytes)), *kilobytes[: step % 2]]
+        with writer.start(step, tmp_path, [0], 0, lambda written: None) as copying:
+            for number, sizes in enumerate(files):
+                tensors = {f"_{i}": torch.full((1000 * size,), step, dtype=torch.uint8) for i, size in enumerate(sizes)}
+                copying.file(f"{number}.pt", named(**tensors))
+        all_copied.set()
+        writer.until_written()
+        assert held() < 1.3 * payload, step
+        for number, sizes in enumerate(files):
+            loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+            assert [len(tensor) for tensor in loaded.values()] == [1000 * size for size in sizes]
+            assert all((tensor == step).all() for tensor in loaded.values())
+    writer.close()
+    assert not held()
 
 
 @pytest.mark.slow
