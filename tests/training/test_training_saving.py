@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,11 +17,13 @@ import pytest
 import torch
 from batches import make_batch
 from saving_helpers import save
+from torch.overrides import TorchFunctionMode
 
+from trinity_core import pinned
 from trinity_core.checkpoints.commit import Entry, entry_of, write_manifest
 from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pinned import CopyStream
+from trinity_core.pinned import CopyStream, pin
 from trinity_core.processes import free_memory
 from trinity_core.training import saving
 from trinity_core.training.checkpoint import copy, engines_by_folder
@@ -160,10 +163,10 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
     class OfGpu(torch.Tensor):
         is_cuda = True
 
-    pinned: dict[int, int] = {}
+    registered: dict[int, int] = {}
     driver = SimpleNamespace(
-        cudaHostRegister=lambda address, size, flags: int(pinned.setdefault(address, size) != size),
-        cudaHostUnregister=pinned.pop,
+        cudaHostRegister=lambda address, size, flags: int(registered.setdefault(address, size) != size),
+        cudaHostUnregister=registered.pop,
     )
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
@@ -174,12 +177,45 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
         piece = Piece(f"{turn}.pt")
         for i, size in enumerate(sizes):
             segment.add(piece, str(i), torch.full((size,), turn + i, dtype=torch.uint8).as_subclass(OfGpu))
-        assert sorted(pinned.values()) == [8192, 12288]
+        assert sorted(registered.values()) == [8192, 12288]
         ShardWriter().write(str(tmp_path), piece)
         written = torch.load(tmp_path / f"{turn}.pt", weights_only=True)
         assert [written[str(i)].tolist() for i in range(5)] == [[turn + i] * size for i, size in enumerate(sizes)]
     segment.close()
-    assert not pinned
+    assert not registered
+
+
+class Gpu(TorchFunctionMode):
+    """A GPU that pins nothing, and whose next kernel raises the thread's last error, as CUDA's does in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = self.refused = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.error, self.refused = 2, self.refused + 1
+        return self.error
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (kwargs or {}).get("device") != "cuda":
+            return function(*args, **kwargs or {})
+        error, self.error = self.error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+        return function(*args, **kwargs | {"device": "cpu"})
+
+
+def test_kernels_work_where_memory_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(pinned, "REFUSED", Event())
+    with Gpu() as gpu:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: gpu)
+        for _ in range(3):
+            assert pin(mmap.mmap(-1, 4096)) == 0
+            assert torch.zeros(1, device="cuda") + 1 == 1
+    assert gpu.refused == len(caplog.records) == 1
 
 
 def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
