@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import mmap
 import sys
+from contextlib import suppress
+from threading import Event
 from typing import Any
 
 from trinity_core.lazy import torch
 
+REFUSED = Event()
+"""CUDA has refused to pin memory in this process."""
 log = logging.getLogger(__name__)
 
 
@@ -16,14 +20,17 @@ def pin(buffer: mmap.mmap) -> int:
     """Register a mapping with CUDA, if this process uses it: a GPU then copies at full speed. Its address, or 0.
 
     Only memory that is reused is worth it: pinning takes as long as one copy. A mapping that is copy-on-write, such as
-    a reader's of a weight version, would get pages of its own.
+    a reader's of a weight version, would get pages of its own. Once CUDA has refused, nothing more is pinned.
     """
-    if "torch" not in sys.modules or not torch.cuda.is_initialized():
+    if "torch" not in sys.modules or not torch.cuda.is_initialized() or REFUSED.is_set():
         return 0
     address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
     error = torch.cuda.cudart().cudaHostRegister(address, len(buffer), 0)
     if int(error) != 0:  # such as a limit on locked memory: the copy is slower, and right
         log.warning("shared memory cannot be pinned (CUDA error %d): copies from the GPU are slower", int(error))
+        REFUSED.set()
+        with suppress(RuntimeError):  # the error stays this thread's last one until a kernel raises it
+            torch.ones(1, device="cuda")
         return 0
     return int(address)
 

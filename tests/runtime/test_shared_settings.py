@@ -10,6 +10,7 @@ from runtime.lock_holders import other_process
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
+from trinity_core.files import read_json, write_json
 from trinity_core.runlock import release
 from trinity_core.runtime.shared_settings import check_shared_settings
 from trinity_core.runtime.stage import lock_names, lock_run
@@ -90,6 +91,20 @@ def test_members_may_differ_where_none_depends_on_it(made: Make, mine: list[str]
     start(made("explore"))
     start(made("train", *mine))
     start(made("explore", "explorer.name=new", *mine))
+
+
+def test_part_beside_another_with_other_software_is_told(made: Make, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = made("train")
+    start(trainer)
+    start(made("explore", "explorer.name=first"))
+    assert "trinity_core" not in caplog.text
+    record = trainer.job_dir / ".training.settings.json"
+    theirs = read_json(record)
+    assert theirs is not None
+    theirs["software"]["trinity_core"] = "0.0.9+4f1b2c"
+    write_json(record, theirs)
+    start(made("explore", "explorer.name=second"))
+    assert "0.0.9+4f1b2c" in caplog.text
 
 
 def test_an_explorer_may_look_as_often_as_it_likes(made: Make) -> None:

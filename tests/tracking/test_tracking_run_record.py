@@ -5,15 +5,21 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow_store import mlflow_client
 from raising import raising
 
+from trinity_core.config import config_from_dict, public_dict
 from trinity_core.config.secrets import MASK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
+from trinity_core.runtime.nodes import software
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.tracking.forwarder import Forwarder, open_writer
 from trinity_core.tracking.metrics_file import MetricsFile, rewind
 from trinity_core.tracking.mlflow_facts import DESCRIPTION
@@ -55,6 +61,40 @@ def test_state_of_a_newer_release_is_unknown(tmp_path: Path) -> None:
     write_json(record_path(tmp_path), {"state": "archived", "began": 100.0, "host": socket.gethostname()})
     record = read_record(tmp_path)
     assert record is not None and record.present_state is RunState.UNKNOWN
+
+
+def test_resume_tells_of_other_software_and_of_settings_that_differ(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that are null count, and those that only one of both releases knows do not."""
+    config = config_from_dict({
+        "mode": "train", "checkpoint_root_dir": str(tmp_path), "algorithm": {"algorithm_type": "sft"},
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": {"monitor_type": "tensorboard"},
+    })  # fmt: skip
+    own, settings = software(""), public_dict(config)
+
+    def start() -> str:
+        caplog.clear()
+        tracking = TrackingThread(Stage(config, place(config, Machine(1, 0)), "sft"))
+        assert tracking.writer() is not None
+        tracking.close(RunOutcome.FINISHED)
+        record = read_record(config.job_dir)
+        assert record is not None and record.software == own
+        return " ".join(line.getMessage() for line in caplog.records if line.name == TrackingThread.__module__)
+
+    def start_after(settings: dict[str, Any], software: dict[str, str]) -> str:
+        record_start(config.job_dir, settings, "sft", software=software)
+        return start()
+
+    assert [start(), start()] == ["", ""], "the first one, and the same again"
+    before = settings | {"seed": 7, "gone": 1, "buffer": settings["buffer"] | {"total_steps": 9}}
+    told = start_after(before, own | {"trinity_core": "0.0.9+4f1b2c", "torch": ""})
+    assert "0.0.9+4f1b2c" in told and own["trinity_core"] in told and own["torch"] in told
+    assert "seed (7" in told and "buffer.total_steps (9" in told
+    assert "gone" not in told and own["ray"] not in told
+    assert own["trinity_core"] in start_after(settings, {}), "an older release records none"
 
 
 @pytest.mark.parametrize("folder", ["", "stage"])

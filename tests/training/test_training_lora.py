@@ -244,13 +244,15 @@ def test_the_adapter_is_published_with_the_digests_of_its_base(learner: Any, tmp
     assert versions.values(2, "float32") == values
 
 
-def test_transposed_matrices_are_refused() -> None:
-    """Merging adds B A as it is: to a square one without a word."""
+@pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(target_modules=["c_attn"])])
+def test_transposed_matrices_are_refused(lora: LoraConfig) -> None:
+    """Merging adds B A as it is: to a square one without a word. The error names one of them."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2))
-    with raising(TrinityError, key="model.lora_configs[0].target_modules"):
-        add_adapter(lm, LoraConfig(), "gpt2", 0, dropout=False)
+    with raising(TrinityError, key="model.lora_configs[0].target_modules") as caught:
+        add_adapter(lm, lora, "gpt2", 0, dropout=False)
+    assert "transformer.h.0.attn.c_attn" in str(caught.value)
 
 
 @pytest.mark.parametrize(("modules", "refused"), [(["gate_proj", "up_proj", "down_proj"], True), (["o_proj"], False)])

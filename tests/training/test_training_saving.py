@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,11 +17,13 @@ import pytest
 import torch
 from batches import make_batch
 from saving_helpers import save
+from torch.overrides import TorchFunctionMode
 
+from trinity_core import pinned
 from trinity_core.checkpoints.commit import Entry, entry_of, write_manifest
 from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.pinned import CopyStream
+from trinity_core.pinned import CopyStream, pin
 from trinity_core.processes import free_memory
 from trinity_core.training import saving
 from trinity_core.training.checkpoint import copy, engines_by_folder
@@ -40,6 +43,14 @@ def writers() -> Iterator[list[CheckpointWriter]]:
 
 def one_rank() -> CheckpointWriter:
     return CheckpointWriter(Ranks(0, 1, torch.device("cpu")))
+
+
+def held() -> int:
+    """The bytes of memory that checkpoints are copied to."""
+    open_files = [
+        path.stat() for path in Path("/proc/self/fd").iterdir() if "trinity-checkpoint" in os.path.realpath(path)
+    ]
+    return sum({status.st_ino: 512 * status.st_blocks for status in open_files}.values())
 
 
 def named(**tensors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -152,10 +163,10 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
     class OfGpu(torch.Tensor):
         is_cuda = True
 
-    pinned: dict[int, int] = {}
+    registered: dict[int, int] = {}
     driver = SimpleNamespace(
-        cudaHostRegister=lambda address, size, flags: int(pinned.setdefault(address, size) != size),
-        cudaHostUnregister=pinned.pop,
+        cudaHostRegister=lambda address, size, flags: int(registered.setdefault(address, size) != size),
+        cudaHostUnregister=registered.pop,
     )
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
@@ -166,12 +177,45 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
         piece = Piece(f"{turn}.pt")
         for i, size in enumerate(sizes):
             segment.add(piece, str(i), torch.full((size,), turn + i, dtype=torch.uint8).as_subclass(OfGpu))
-        assert sorted(pinned.values()) == [8192, 12288]
+        assert sorted(registered.values()) == [8192, 12288]
         ShardWriter().write(str(tmp_path), piece)
         written = torch.load(tmp_path / f"{turn}.pt", weights_only=True)
         assert [written[str(i)].tolist() for i in range(5)] == [[turn + i] * size for i, size in enumerate(sizes)]
     segment.close()
-    assert not pinned
+    assert not registered
+
+
+class Gpu(TorchFunctionMode):
+    """A GPU that pins nothing, and whose next kernel raises the thread's last error, as CUDA's does in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = self.refused = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.error, self.refused = 2, self.refused + 1
+        return self.error
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (kwargs or {}).get("device") != "cuda":
+            return function(*args, **kwargs or {})
+        error, self.error = self.error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+        return function(*args, **kwargs | {"device": "cpu"})
+
+
+def test_kernels_work_where_memory_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(pinned, "REFUSED", Event())
+    with Gpu() as gpu:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: gpu)
+        for _ in range(3):
+            assert pin(mmap.mmap(-1, 4096)) == 0
+            assert torch.zeros(1, device="cuda") + 1 == 1
+    assert gpu.refused == len(caplog.records) == 1
 
 
 def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +229,36 @@ def test_steps_wait_for_the_disk_where_memory_is_short(tmp_path: Path, monkeypat
     assert not writer._segments, "and memory is given back"
     assert [torch.load(tmp_path / f"part_{n}.pt", weights_only=True)["a"][0] for n in range(4)] == [0, 1, 2, 3]
     writer.close()
+
+
+def test_memory_stays_at_what_one_checkpoint_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a version is kept with it or not, and if a file's tensors become others."""
+    all_copied, write = Event(), ShardWriter.write
+
+    def write_late(self: ShardWriter, folder: str, piece: Piece) -> Entry:
+        assert all_copied.wait(60)
+        return write(self, folder, piece)
+
+    monkeypatch.setattr(ShardWriter, "write", write_late)
+    monkeypatch.setattr(Segment, "CHUNK", 64 << 10)
+    kilobytes = [[1000, *[50] * 20], [*[70] * 20, 1000], [300, 40, 40, 40] * 5]
+    payload, writer = 1000 * sum(map(sum, [*kilobytes, kilobytes[0]])), one_rank()
+    for step in range(10):
+        all_copied.clear()
+        files = [*(kilobytes if step < 6 else reversed(kilobytes)), *kilobytes[: step % 2]]
+        with writer.start(step, tmp_path, [0], 0, lambda written: None) as copying:
+            for number, sizes in enumerate(files):
+                tensors = {f"_{i}": torch.full((1000 * size,), step, dtype=torch.uint8) for i, size in enumerate(sizes)}
+                copying.file(f"{number}.pt", named(**tensors))
+        all_copied.set()
+        writer.until_written()
+        assert held() < 1.3 * payload, step
+        for number, sizes in enumerate(files):
+            loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+            assert [len(tensor) for tensor in loaded.values()] == [1000 * size for size in sizes]
+            assert all((tensor == step).all() for tensor in loaded.values())
+    writer.close()
+    assert not held()
 
 
 @pytest.mark.slow

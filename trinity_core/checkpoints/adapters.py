@@ -193,5 +193,6 @@ def router_names(lm: Any) -> list[str]:
 
 def _linear_layers(lm: Any) -> list[tuple[str, Any]]:
     from torch import nn
+    from transformers.pytorch_utils import Conv1D  # GPT-2's, whose matrices are transposed
 
-    return [(name, m) for name, m in lm.named_modules() if isinstance(m, nn.Linear)]
+    return [(name, m) for name, m in lm.named_modules() if isinstance(m, nn.Linear | Conv1D)]

@@ -113,10 +113,12 @@ def _mapped(piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Segment:
-    """Memory without a name that grows with what is put into it, and is kept for the next checkpoint.
+    """Memory without a name for one file, kept for the same file of the next checkpoint: a page that is new costs three
+    times the copy into it.
 
-    A page that is new costs three times the copy into it. What a GPU's tensors are copied to is pinned; a tensor lies
-    in one chunk, and no chunk moves, so that a GPU may still be copying while others are added.
+    It grows with what is put into it; where that has other sizes than before, what does not fit is given back. What a
+    GPU's tensors are copied to is pinned; a tensor lies in one chunk, and no chunk moves, so that a GPU may still be
+    copying while others are added.
     """
 
     ALIGNMENT = 64
@@ -131,10 +133,13 @@ class Segment:
         self._current = self._used = 0
         """The chunk that is being filled, and the bytes in it."""
         self._copied: Any = None
+        self.is_free = True
+        """What is here has been written."""
 
     def begin(self) -> None:
         """Forget what is there."""
         self._current = self._used = 0
+        self.is_free = False
 
     def add(self, piece: Piece, name: str, tensor: torch.Tensor, stream: CopyStream | None = None) -> None:
         """Copy a tensor of any device to the end of `piece`, all of whose tensors are here; in a stream if given."""
@@ -162,10 +167,12 @@ class Segment:
     def _room(self, size: int) -> int:
         """Where `size` bytes begin in what is then the current chunk."""
         begin = -(-self._used // self.ALIGNMENT) * self.ALIGNMENT
-        while self._current < len(self._chunks):
+        if self._used and begin + size > len(self._chunks[self._current]):
+            self._current, begin = self._current + 1, 0
+        if self._current < len(self._chunks):
             if begin + size <= len(self._chunks[self._current]):
                 return begin
-            self._current, begin = self._current + 1, 0
+            self._drop(self._current)
         start, length = sum(map(len, self._chunks)), -(-max(size, self.CHUNK) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.ftruncate(self._file, start + length)  # pages that nobody touches are free
         self._chunks.append(mmap.mmap(self._file, length, offset=start))
@@ -180,7 +187,13 @@ class Segment:
         """Give the memory back."""
         with suppress(RuntimeError):  # a GPU that has failed copies nothing
             self.until_copied()
-        for address in filter(None, self._pinned.values()):
-            unpin(address)
-        self._chunks, self._pinned = [], {}
+        self._drop(0)
         os.close(self._file)
+
+    def _drop(self, first: int) -> None:
+        """Give the memory of a chunk and of those after it back."""
+        for number in range(first, len(self._chunks)):
+            if address := self._pinned.pop(number, 0):
+                unpin(address)
+        del self._chunks[first:]
+        os.ftruncate(self._file, sum(map(len, self._chunks)))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from trinity_core import __version__
 from trinity_core.config import Config
 from trinity_core.config.findings import ConfigError, Finding
 from trinity_core.errors import TransientFault, TrinityError
@@ -227,10 +228,11 @@ def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int)
 
 
 def software(plugins: str) -> dict[str, str]:
-    """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
-    code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
-    versions = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
-    return versions | versions_of(PACKAGES)
+    """What must be equal on each node, and is recorded with each attempt: name -> version, or a digest of the source.
+    "" for what is missing. Ours is the release with the digest of its source, `0.1.0+4f1b…`."""
+    own = {"trinity_core": f"{__version__}+{_digest(Path(__file__).parent.parent)}"}
+    added = {"plugin_dir": _digest(Path(plugins))} if plugins else {}
+    return {"Python": platform.python_version()} | own | added | versions_of(PACKAGES)
 
 
 def _digest(folder: Path) -> str:

@@ -19,6 +19,7 @@ from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, p
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.made_from import differences, made_from
+from trinity_core.runtime.nodes import software
 from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.preflight.steps import evaluating_stage, scores_base
 from trinity_core.runtime.stage import stage_names
@@ -178,7 +179,8 @@ def pipeline_cluster(plan: Plan, opened: Cluster | None) -> Iterator[None]:
     write_json(JobLayout(plan.config.job_dir).stages, _folders_of_stages(plan))
     keep_parent_open(plan.config.job_dir)
     record_kill(plan.config.job_dir, [stage.config.job_dir for stage in plan.stages])
-    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
+    own = software(str(plan.config.plugin_dir or ""))
+    record = record_start(plan.config.job_dir, public_dict(plan.config), "pipeline", software=own)
     outcome = RunOutcome.FINISHED
     try:
         yield

@@ -5,6 +5,7 @@ Each records its settings beside its lock, and compares them with those of the o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.runlock import TRAINING, is_held, release
+from trinity_core.runtime.nodes import software
 
 RECORD = ".settings.json"
 """End of the name of a record; before it stand a dot and the name of the lock."""
+SOFTWARE = "software"
+"""Key of a record."""
+OTHER_SOFTWARE = "%s, which is at work on the same run, has other software: %s. Update all parts of a run together"
+log = logging.getLogger(__name__)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
@@ -44,13 +50,14 @@ def shared_settings(config: Config) -> dict[str, Any]:
 
 
 def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
-    """Record the settings of a run that holds these locks. Raises TrinityError if they differ from another's at work.
+    """Record the settings and the software of a run that holds these locks, and compare them with those of others at
+    work: other software is warned of. Raises TrinityError if settings differ.
 
     Then the locks are released. Settings of parts that have ended do not count: their files may have changed.
     """
-    mine = shared_settings(config)
+    mine, own = shared_settings(config), software(str(config.plugin_dir or ""))
     for lock in locks:
-        write_json(_record(config.job_dir, lock), mine, durable=False)
+        write_json(_record(config.job_dir, lock), mine | {SOFTWARE: own}, durable=False)
     for path in sorted(config.job_dir.glob(f".*{RECORD}")):
         other = path.name[1:].removesuffix(RECORD)
         if other in locks or not is_held(config.job_dir, other):
@@ -68,6 +75,10 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
                 "whoever is at work takes a new value when started again.",
                 key=differ[0],
             )
+        there = theirs.get(SOFTWARE, {})
+        unlike = [f"{name} {there[name]} (here {own[name]})" for name in own if there.get(name, own[name]) != own[name]]
+        if unlike:
+            log.warning(OTHER_SOFTWARE, _holder_name(other), ", ".join(unlike))
 
 
 def _record(job_dir: Path, lock: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trinity_core.config import public_dict
 from trinity_core.errors import TransientFault
 from trinity_core.plugins import load_plugins
+from trinity_core.runtime.nodes import software
 from trinity_core.runtime.stage import Stage
 from trinity_core.store.run_store import identity_of
 from trinity_core.tracking.forwarder import (
@@ -23,7 +24,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import was_tracked
 from trinity_core.tracking.prometheus import PrometheusPage
-from trinity_core.tracking.run_record import record_end, record_start
+from trinity_core.tracking.run_record import changes_since, record_end, record_start
 from trinity_core.tracking.scores import valid_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
 
@@ -46,7 +47,10 @@ class TrackingThread:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._info = info = _run_info(stage)
-        self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status)
+        own = software(str(stage.config.plugin_dir or ""))
+        if not info.keeps_status and (changes := changes_since(info.job_dir, info.config, stage.stage, own)):
+            log.warning("%s: %s", info.job_dir, changes)
+        self._record = record_start(info.job_dir, info.config, stage.stage, info.keeps_status, own)
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
         self._page: PrometheusPage | None = None

@@ -250,7 +250,8 @@ class Database:
         if known != SCHEMA_VERSION:
             raise DataError(
                 f"the experience store {self.name} has schema {known}, this release reads "
-                f"{SCHEMA_VERSION}: finish the run with the release it began with, or start a new one"
+                f"{SCHEMA_VERSION}: finish the run with the release it began with (monitor/run.json names it), or "
+                "start a new one"
             )
 
 

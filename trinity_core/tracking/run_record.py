@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class RunRecord:
     """`start_mark` of the process."""
     earlier: float = 0.0
     """Seconds that the attempts before it took; of one that was killed, until its last metrics."""
+    software: dict[str, str] = field(default_factory=dict)
+    """The software that it runs with, see `runtime.nodes.software`; empty in the record of an older release."""
 
     @property
     def present_state(self) -> RunState:
@@ -87,8 +89,10 @@ def record_path(job_dir: Path) -> Path:
     return job_dir / "monitor" / "run.json"
 
 
-def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False) -> RunRecord | None:
-    """Record that this process works on a run; the record.
+def record_start(
+    job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False, software: Mapping[str, str] | None = None
+) -> RunRecord | None:
+    """Record that this process works on a run, with this software; the record.
 
     With `keeps`, an existing record stays, and None is returned: an evaluation is beside it.
     """
@@ -96,12 +100,44 @@ def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bo
         return None
     pid, host, before = os.getpid(), socket.gethostname(), read_record(job_dir)
     earlier = 0.0 if before is None else before.earlier + max((before.ended or before.began) - before.began, 0.0)
-    record = RunRecord(RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier)
-    text = yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
+    record = RunRecord(
+        RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {})
+    )
+    text = _as_yaml(config)
     record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(config_path(job_dir), text.encode(), durable=False)
     write_json(record_path(job_dir), asdict(record), durable=False)
     return record
+
+
+def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software: Mapping[str, str]) -> str:
+    """How a start of a stage differs from the attempt before: by its software, and by values of settings that both
+    know. Empty if it does not, or is the first one. Call it before `record_start`."""
+    before = read_record(job_dir)
+    if before is None or before.stage != stage:
+        return ""
+    parts = []
+    if other := [name for name in software if before.software.get(name, "") != software[name]]:
+        was = ", ".join(f"{name} {before.software.get(name) or '–'}" for name in other)
+        now = ", ".join(f"{name} {software[name] or '–'}" for name in other)
+        parts = [f"the run was begun by {was if before.software else 'an older release'}, this is {now}"]
+    known, present = dict(_settings(read_config(job_dir))), _settings(yaml.load(_as_yaml(config), yaml.CSafeLoader))
+    if differ := [f"{key} ({known[key]}, now {value})" for key, value in present if known.get(key, value) != value]:
+        parts.append(f"settings whose value differs: {', '.join(differ)}")
+    return "; ".join(parts)
+
+
+def _as_yaml(config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
+
+
+def _settings(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting by its dotted key, those of None too."""
+    inner = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else {}
+    if not inner:
+        yield name, value
+    for key, part in inner.items():
+        yield from _settings(part, f"{name}.{key}" if name else str(key))
 
 
 def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
@@ -127,7 +163,7 @@ def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> Non
 
 def read_record(job_dir: Path) -> RunRecord | None:
     """The record of a run; None if it has none."""
-    known = {field.name for field in fields(RunRecord)}
+    known = {entry.name for entry in fields(RunRecord)}
     record = read_json(record_path(job_dir))
     return RunRecord(**{name: value for name, value in record.items() if name in known}) if record else None
 

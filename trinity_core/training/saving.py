@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one rank. `call`, `give_back` and `trim` belong to the thread that writes."""
+    """Writes the checkpoints of one rank. `call` and `trim` belong to the thread that writes."""
 
     def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
         self._ranks = ranks
         self._ranks_here = ranks_here
         self._worker: Worker | None = None
         self._written: Future[None] | None = None
-        self._segments: list[Segment] = []
-        self._free: SimpleQueue[Segment] = SimpleQueue()
+        self._segments: dict[int, Segment] = {}
+        """Number of a file in its checkpoint -> its memory."""
         self._is_scarce = False
         """Steps have waited for memory."""
         self._uses_process = False
@@ -138,37 +138,42 @@ class CheckpointWriter:
             except subprocess.TimeoutExpired:  # amid a write to a disk that does not answer
                 log.warning("the process that writes checkpoints (%d) does not end", self._worker.process.pid)
             self._worker = None
-        for segment in self._segments:
-            segment.close()
-        self._segments, self._free, self._written = [], SimpleQueue(), None
+        self._give_back()
+        self._written = None
 
-    def segment(self, spare: int) -> Segment:
-        """Memory for a file: used before, or new if more than `spare` bytes are free, or what is written next."""
-        if self._free.empty() and self._segments and free_memory() < spare:
+    def segment(self, number: int, spare: int) -> Segment:
+        """Memory for the file of this number in its checkpoint: that of the one before, or new.
+
+        If less than `spare` bytes are free for new memory, waits for files to be written and gives theirs back first.
+        """
+        while number not in self._segments and self._segments and free_memory() < spare:
             self._is_scarce = True
-            wait = Wait("room in memory for a copy of the weights")
-            for _ in poll(WRITE_SECONDS):
-                self.check()
-                wait.note(self.doing)
-                if not self._free.empty():
-                    break
-        if self._free.empty():
-            self._segments.append(Segment())
-            self._free.put(self._segments[-1])
-        segment = self._free.get()
-        segment.begin()
-        return segment
+            self._segments.pop(self._written_file()).close()
+        if number not in self._segments:
+            self._segments[number] = Segment()
+        self._segments[number].begin()
+        return self._segments[number]
 
-    def give_back(self, segment: Segment) -> None:
-        """The file of this memory has been written."""
-        self._free.put(segment)
+    def _written_file(self) -> int:
+        """The number of a file that has been written, once there is one."""
+        wait = Wait("room in memory for a copy of the weights")
+        for _ in poll(WRITE_SECONDS):
+            self.check()
+            wait.note(self.doing)
+            for number, segment in self._segments.items():
+                if segment.is_free:
+                    return number
+        raise TransientFault(f"memory has had no room for the checkpoint of step {self.step} for {WRITE_SECONDS:g} s")
 
     def trim(self) -> None:
         """Free memory that others may need, once the checkpoint is written."""
         if self._is_scarce:
-            while not self._free.empty():
-                self._free.get().close()
-            self._segments, self._is_scarce = [], False
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments, self._is_scarce = {}, False
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault if its process dies twice."""
@@ -207,14 +212,15 @@ class Copying:
         """Files to write; None at the end, an exception if the copy failed."""
         self.small: dict[str, bytes] = {}
         """Files that need no memory of their own."""
-        self._writer, self._spare = writer, spare
+        self._writer, self._spare, self._count = writer, spare, 0
 
     def file(
         self, name: str, tensors: Iterator[tuple[str, Tensor]], metadata: dict[str, str] | None = None,
         stream: CopyStream | None = None,
     ) -> None:  # fmt: skip
         """Copy the tensors of one file, each before the next is asked for; in `stream`, those that last so long."""
-        segment, piece = self._writer.segment(self._spare), Piece(name, metadata=metadata)
+        segment, piece = self._writer.segment(self._count, self._spare), Piece(name, metadata=metadata)
+        self._count += 1
         for tensor_name, tensor in tensors:
             segment.add(piece, tensor_name, tensor, stream)
         self.files.put((piece, segment))
@@ -265,7 +271,7 @@ class _Writing:
             segment.until_copied()
             self._writer.doing = f"writes {piece.file}"
             written[piece.file] = self._writer.call("write", str(self._folder), piece)
-            self._writer.give_back(segment)
+            segment.is_free = True
             if any(self._turns):
                 self._mark(f"{number}_{self._ranks.rank}", {})
         for name, content in self._copying.small.items():
