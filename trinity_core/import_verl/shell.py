@@ -347,7 +347,7 @@ def _bash(command: Sequence[str], folder: Path, variables: Mapping[str, str]) ->
         has_ended = True
     except subprocess.TimeoutExpired:
         child.kill()
-        output, errors = child.process.communicate()
+        output, errors = child.process.communicate(timeout=_SECONDS)
         has_ended = False
     finally:
         child.kill()
