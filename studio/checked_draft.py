@@ -26,6 +26,8 @@ class CheckedDraft:
     """Why this machine cannot run it; empty if it can."""
     measurable: bool = False
     """True if this machine can measure a time that the plan lacks."""
+    text: str = ""
+    """What was checked."""
 
 
 def checked(text: str, file: Path | None = None) -> CheckedDraft:
@@ -33,11 +35,11 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
     try:
         config = config_from_text(text, name=str(file or "<text>"))
     except ConfigError as error:
-        return CheckedDraft(error.problems)
+        return CheckedDraft(error.problems, text=text)
     plans = plans_with_pace(config)
     unplaced = " ".join(dict.fromkeys(plan.unplaced for plan in plans if plan.unplaced))
     measurable = not unplaced and any(plan.pace is None and not plan.immeasurable for plan in plans)
-    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced, measurable)
+    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced, measurable, text)
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:

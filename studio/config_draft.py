@@ -119,13 +119,16 @@ class ConfigDraft:
             kept = set()
         return [key for key in _keys(before) if key not in kept]
 
-    def save(self) -> None:
-        """Write the file. Raises OSError."""
+    def save(self, shown: str | None = None) -> bool:
+        """Write the file; False, without writing, if `shown` is given and not the draft's text. Raises OSError."""
         with EDITING:
+            if shown not in (None, self.text):
+                return False
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.file, self.text.encode())
             self.saved = self.text
             self._keep()
+            return True
 
     def save_as(self, file: Path) -> ConfigDraft:
         """Write the changes to another file, of which this is the draft: it finds the same plugins. Raises OSError."""

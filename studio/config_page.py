@@ -76,10 +76,10 @@ def present_draft(settings: StudioSettings) -> ConfigDraft:
 
 def present_findings(draft: ConfigDraft) -> CheckedDraft:
     """The problems and the plan of the text, found out once for each text: the page is drawn more often."""
-    key = (draft.file, draft.text)
+    key = (draft.file, text := draft.text)
     checked_key, stored = st.session_state.get("checked", (None, None))
     if checked_key != key or stored is None:
-        stored = checked(draft.text, draft.file)
+        stored = checked(text, draft.file)
         st.session_state["checked"] = (key, stored)
     return stored
 

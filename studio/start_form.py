@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from subprocess import CompletedProcess
 from tempfile import NamedTemporaryFile
 
@@ -27,13 +28,16 @@ KNOWN_SECONDS = 30
 """Time for which the deployments of a flow are taken to be those that Prefect has told."""
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
 """What a start, a check or a measurement may raise."""
+CHANGED = (
+    "It does not start: the configuration was changed elsewhere after this was opened. Close this and start again."
+)
 VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
 
 
 def start_form(
     draft: ConfigDraft, checked: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
-    """Choose where the run starts; save the file, check what it names, and start it."""
+    """Choose where the run starts; save the text that was checked, look at what it names, and start it."""
     if checked.config is None:
         return
     named = {
@@ -49,9 +53,14 @@ def start_form(
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
         return
     try:
-        draft.save()
-        with st.spinner("Opening model and data …"):
-            against, _ = validated(draft, settings)
+        is_as_shown = draft.save(checked.text)
+        if is_as_shown:
+            with st.spinner("Opening model and data …"):
+                against, _ = validated(replace(draft, text=checked.text), settings)
+            is_as_shown = draft.file.read_bytes() == checked.text.encode()
+        if not is_as_shown:
+            st.error(CHANGED)
+            return
         if not against:
             with st.spinner("Starting …"):
                 start(Launch(checked.flow, str(draft.file)), checked.config, place, settings)

@@ -259,23 +259,54 @@ def test_the_start_of_a_run_that_is_there_says_what_it_does(
         record_end(config.job_dir, own, RunOutcome.FINISHED)
 
 
+def start_form_of_my_file() -> None:
+    """The form as a dialog shows it, with what was checked when it was opened."""
+    import streamlit as st
+
+    from studio.checked_draft import checked
+    from studio.config_draft import ConfigDraft
+    from studio.settings import studio_settings
+    from studio.start_form import start_form
+
+    settings = studio_settings(["my.yaml"])
+    draft = ConfigDraft.opened(settings.file)
+    at_opening = st.session_state.setdefault("at opening", checked(draft.text))
+    start_form(draft, at_opening, settings, lambda run: None)
+
+
 def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
-    def form() -> None:
-        from studio.checked_draft import checked
-        from studio.config_draft import ConfigDraft
-        from studio.settings import studio_settings
-        from studio.start_form import start_form
-
-        settings = studio_settings(["my.yaml"])
-        draft = ConfigDraft.opened(settings.file)
-        start_form(draft, checked(draft.text), settings, lambda run: None)
-
-    page = AppTest.from_function(form, default_timeout=60).run()
+    page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
     [start] = [button for button in page.button if button.label == "Save and start"]
     start.click().run(timeout=120)
     assert not page.exception
     assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
     assert not [*(folder / ".trinity/studio").glob("*")]
+
+
+@pytest.mark.parametrize("moment", ["before the click", "after it", "never"])
+def test_only_the_text_that_a_dialog_shows_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another tab changes the draft while the dialog is open, or saves the file while model and data are opened."""
+    draft, started, other = ConfigDraft.opened(folder / "my.yaml"), [], TEXT.replace("grpo", "dpo")
+
+    def look(asked: ConfigDraft, settings: object) -> tuple[list[str], list[str]]:
+        assert asked.text == TEXT
+        if moment == "after it":
+            draft.edit(TEXT, other)
+            draft.save()
+        return [], []
+
+    monkeypatch.setattr("studio.start_form.validated", look)
+    monkeypatch.setattr("studio.start_form.start", lambda *launch: started.append(launch))
+    page = AppTest.from_function(start_form_of_my_file, default_timeout=60).run()
+    [start] = [button for button in page.button if button.label == "Save and start"]
+    if moment == "before the click":
+        draft.edit(TEXT, other)
+    start.click().run()
+    is_as_shown = moment == "never"
+    assert not page.exception and len(page.error) == (not is_as_shown) and len(started) == is_as_shown
+    assert (folder / "my.yaml").read_text() == (other if moment == "after it" else TEXT), "the form saves no other text"
 
 
 def test_a_plugin_folder_relative_to_the_file_is_found(folder: Path) -> None:
