@@ -1,6 +1,6 @@
-"""`trinity run` when it gets Ctrl-C, and when its Prefect server is killed, with light actors.
+"""`trinity run` when it is told to stop, and when its Prefect server is killed, with light actors.
 
-Both notices to real actors, without Prefect: `tests/runtime/test_runtime_notice.py`.
+Real actors, without Prefect: `tests/runtime/test_runtime_notice.py`.
 """
 
 from __future__ import annotations
@@ -66,15 +66,17 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
 
 
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """To the process that was started, and all that it has not put into groups of their own, as a terminal does."""
+@pytest.mark.parametrize("notice", [signal.SIGINT, signal.SIGTERM])
+def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(tmp_path: Path, notice: signal.Signals) -> None:
+    """To the process that was started, and all that it has not put into groups of their own: Ctrl-C in a terminal, or
+    the end of its time under `timeout` and Slurm."""
     printed, job = tmp_path / "printed", tmp_path / "tests/run"
     with printed.open("w") as output:
         child = working(tmp_path, stderr=output)
     family = psutil.Process(child.pid).children(recursive=True)
     assert child.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
-    os.killpg(child.pid, signal.SIGINT)
-    assert child.wait(timeout=60) == 128 + signal.SIGINT
+    os.killpg(child.pid, notice)
+    assert child.wait(timeout=60) == 128 + notice
     assert not psutil.wait_procs(family, timeout=60)[1]
     assert "Traceback" not in printed.read_text()
     step = max(line.step for line in read_metrics(job) if line.source == "trainer")

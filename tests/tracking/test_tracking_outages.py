@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from unittest import mock
+from urllib.request import urlopen
 
 import pytest
 import sqlalchemy.sql
@@ -186,30 +184,36 @@ def test_a_server_that_comes_back_gets_all_metrics(
     assert len(runs) == 2 and steps == {"going": [1], "again": [1, 2]}
 
 
+MLFLOW_SERVER = """
+import os, sys
+from mlflow.server import constants
+os.environ |= {
+    constants.BACKEND_STORE_URI_ENV_VAR: f"sqlite:///{sys.argv[1]}/mlflow.db",
+    constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+    constants.ARTIFACTS_DESTINATION_ENV_VAR: f"{sys.argv[1]}/artifacts",
+    constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+}
+import uvicorn
+from mlflow.server.fastapi_app import app
+uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+"""
+"""One process in place of the three of `mlflow server`; not this one, in which vLLM's engines would not start once
+Flask was imported."""
+
+
 @contextmanager
 def mlflow_server(root: Path, port: int) -> Iterator[None]:
-    """MLflow's server on the store in `root`, once it answers: in a thread, as `mlflow server` takes 20 s to start."""
-    import uvicorn
-    from mlflow.server import constants
-
-    places = {
-        constants.BACKEND_STORE_URI_ENV_VAR: f"sqlite:///{root}/mlflow.db",
-        constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(root / "artifacts"),
-        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
-    }
-    with mock.patch.dict(os.environ, places):
-        from mlflow.server.fastapi_app import app
-
-        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.05)
-            yield
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+    """MLflow's server on the store in `root`, once it answers."""
+    process = subprocess.Popen([sys.executable, "-c", MLFLOW_SERVER, str(root), str(port)])
+    try:
+        while True:
+            assert process.poll() is None
+            try:
+                urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
