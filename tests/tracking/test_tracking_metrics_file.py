@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -248,3 +249,20 @@ def test_a_reader_reads_on_and_begins_anew_after_a_rewind(tmp_path: Path) -> Non
             trainer.write(step, {"loss": 2.0})
     assert [line.step for line in reader.read()] == [*range(1, 7)] and forgotten == [True]
     assert reader.evaluations == [] and [*reader.read()] == []
+
+
+@pytest.mark.parametrize("looks_between", [True, False])
+def test_a_reader_forgets_a_run_whose_folder_was_removed(tmp_path: Path, looks_between: bool) -> None:
+    """Its successor has the same name, and may begin before the reader looks again."""
+    forgotten: list[bool] = []
+    reader = MetricsReader(tmp_path / "run", lambda: forgotten.append(True))
+    for source in ("trainer", "eval"):
+        MetricsFile(tmp_path / "run", source).write(9, {"a": 1})
+    assert len([*reader.read()]) == 2
+    shutil.rmtree(tmp_path / "run")
+    for _ in range(2 * looks_between):
+        assert [*reader.read()] == [] and forgotten == [True] and reader.evaluations == []
+    for step in range(5):
+        MetricsFile(tmp_path / "run", "trainer").write(step, {"a": 2})
+    assert [line.step for line in reader.read()] == [0, 1, 2, 3, 4]
+    assert forgotten == [True] and reader.evaluations == []

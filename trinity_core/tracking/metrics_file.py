@@ -90,8 +90,8 @@ class MetricsFile:
 class MetricsReader:
     """Reads the file on: each `read` gives the whole lines that were appended since the last one.
 
-    After a `rewind` it calls `forget` and gives all lines again. It remembers the last line, which is not where it was
-    if anything before it was deleted. Not thread-safe.
+    After a `rewind`, and once the file is gone, it calls `forget` and begins anew. It remembers the last line, which is
+    not where it was if anything before it was deleted. Not thread-safe.
     """
 
     def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
@@ -103,14 +103,16 @@ class MetricsReader:
 
     def read(self) -> Iterator[MetricLine]:
         """The new lines in the order they were written; none while there is no file."""
-        if not self.path.exists():
+        try:
+            file = self.path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            self._begin_anew()
             return
-        with self.path.open("rb") as file:
+        with file:
             file.seek(self._position - len(self._last))
             if file.read(len(self._last)) != self._last:
                 file.seek(0)
-                self._position, self._last, self.evaluations = 0, b"", []
-                self._forget()
+                self._begin_anew()
             for raw in file:
                 if not raw.endswith(b"\n"):
                     return
@@ -119,6 +121,11 @@ class MetricsReader:
                     if stream_of(line.source) == "eval":
                         self.evaluations.append(line)
                     yield line
+
+    def _begin_anew(self) -> None:
+        if self._position:
+            self._position, self._last, self.evaluations = 0, b"", []
+            self._forget()
 
 
 def read_metrics(job_dir: Path | str) -> list[MetricLine]:
