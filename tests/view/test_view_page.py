@@ -244,6 +244,26 @@ def test_words_that_an_answer_lacks_are_found(run_folder, serving, tmp_path) -> 
         asyncio.run(ask(address))
 
 
+def test_rewards_in_another_order_or_of_more_turns_have_not_changed(run_folder, serving, tokenizer) -> None:
+    """0.1 + 0.2 + 0.3 has another rounding from behind; a rollout of three turns counts as much as one of one."""
+    draws = {
+        4: {"order": [0.1, 0.2, 0.3, 1.25], "turns": [0.0, 1.0], "other": [0.1]},
+        5: {"order": [1.25, 0.3, 0.2, 0.1], "turns": [0.0, 1.0], "other": [0.1 + 1e-6]},
+    }
+    with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
+        for step, rewards in draws.items():
+            rows = [
+                rollout(tokenizer, "2 + 2?", "4", reward, f"explorer/{step}/{task}", run, turn=turn)
+                for task, each in rewards.items()
+                for run, reward in enumerate(each)
+                for turn in range(3 if (step, task, run) == (5, "turns", 1) else 1)
+            ]
+            drawn = [DrawnTask(f"explorer/{step}/{task}", task, len(each)) for task, each in rewards.items()]
+            store.put("explorer", step, {}, rows, versions_used=3, drawn=drawn)
+    with serving(run_folder) as address, httpx.Client(base_url=f"{address}/api/runs/run") as client:
+        assert {row["task"] for row in client.get("/rollouts?since=4").json()["rollouts"]} == {"other"}
+
+
 def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path, tokenizer) -> None:
     """The mean of a task's latest group against that of its last group up to the step that the address names."""
     with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
@@ -258,6 +278,8 @@ def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path,
             assert await page.value(f"{ROWS}[0].cells[0].innerText + ' ' + {ROWS}[0].cells[1].innerText") == "5 sums/3"
             await page.fill("document.forms.rows.since", "4")
             await page.until(f"{ROWS}.length === 0 && location.hash.includes('since=4')")
+            await page.value("location.hash = '#run=run&tab=table&since=3&show=changed', true")
+            await page.until(f"{ROWS}.length === 1 && document.forms.rows.show.value === 'all'", "an old address")
 
     with serving(run_folder) as address:
         asyncio.run(look(address))

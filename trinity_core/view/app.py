@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.schema import State
 from trinity_core.view.archived import archived_rollouts
@@ -39,6 +41,8 @@ TEXT = 20_000
 
 TABLE_GROUPS = 25
 """Groups of one page of the table."""
+ROUNDING = 1e-9
+"""Mean rewards that differ by less are the same."""
 LARGEST = 2**63 - 1
 """The largest number that a database holds."""
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -121,8 +125,7 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
             earlier = {} if since is None else earlier_draws(connection, t, page.groups, since)
         listed = [_rows(run, entry) for entry in page.groups]
         if since is not None:
-            means = [(_mean(rows), _mean(_rows(run, earlier[rows[0]["task"]]))) for rows in listed]
-            listed = [rows for rows, both in zip(listed, means, strict=True) if None not in both and len({*both}) > 1]
+            listed = [rows for rows in listed if _differ(_mean(rows), _mean(_rows(run, earlier[rows[0]["task"]])))]
         return {"rollouts": [row for rows in listed for row in rows], "before": page.before}
 
     @app.get("/api/runs/{name:path}/groups/{group_id:int}")
@@ -179,9 +182,20 @@ def _rows(run: ViewedRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean reward of a group's rows; None where nothing has one."""
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return sum(rewards) / len(rewards) if rewards else None
+    """The mean reward of a group's rollouts, each of which counts once however many turns it has; None without any."""
+    turns: list[Any] = [
+        SimpleNamespace(group=row["id"], run=row["run"], turn=row["turn"], total_reward=row["reward"])
+        for row in rows
+        if "run" in row
+    ]
+    by_rollout = dict(zip(rollouts_of(turns), rollout_rewards(turns), strict=True))
+    rewards = [reward for reward in by_rollout.values() if reward is not None]
+    return math.fsum(rewards) / len(rewards) if rewards else None
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    """True for two numbers that differ by more than the rounding of another order."""
+    return one is not None and other is not None and not math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:

@@ -50,6 +50,7 @@ function fill(tab, asked) {
   for (const field of byId(FORMS[tab]).elements) {
     const given = asked.get(tab === "experiences" && field.name === "group" ? "named" : field.name);
     if (field.name && given !== null) field.value = given;
+    if (field.selectedIndex === -1) field.selectedIndex = 0;  // an old address may name a choice that is gone
   }
 }
 
