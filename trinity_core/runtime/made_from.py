@@ -45,21 +45,13 @@ def made_from(config: Config) -> dict[str, dict[str, Any]]:
     inner section is one setting, and `keys` has each key of it, with `USUAL` where it has the schema's default."""
     sections, set_here = to_dict(config), without_defaults(config)
     outcome = {name: sections[name] for name in OUTCOME}
-    unusual = {above for name, _ in _entries(set_here) for above in _with_sections(name)}
+    unusual = {name for name, _ in _entries(set_here)}
     return {
         "settings": {name: _digests(value) for name, value in _entries(outcome, 2)},
         "keys": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
         "inputs": {name: _digests(value) for name, value in _entries({"synchronizer": sections["synchronizer"]})}
         | {str(file): _contents(file) for file in _files(config)},
     }
-
-
-def _with_sections(name: str) -> Iterator[str]:
-    """A key, and those of the sections and lists that it is in."""
-    yield name
-    for place, character in enumerate(name):
-        if character in ".[":
-            yield name[:place]
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,7 @@ from trinity_core.config.secrets import without_secrets
 from trinity_core.files import read_json, write_atomically, write_json
 from trinity_core.processes import start_mark, still_runs
 from trinity_core.tracking.metrics_file import read_metrics, stream_of
-from trinity_core.tracking.writers import RunOutcome
+from trinity_core.tracking.writers import RunOutcome, leaves
 
 
 class RunState(Enum):
@@ -121,7 +121,7 @@ def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software
         was = ", ".join(f"{name} {before.software.get(name) or '–'}" for name in other)
         now = ", ".join(f"{name} {software[name] or '–'}" for name in other)
         parts = [f"the run was begun by {was if before.software else 'an older release'}, this is {now}"]
-    known, present = dict(_settings(read_config(job_dir))), _settings(yaml.load(_as_yaml(config), yaml.CSafeLoader))
+    known, present = dict(leaves(read_config(job_dir))), leaves(yaml.load(_as_yaml(config), yaml.CSafeLoader))
     if differ := [f"{key} ({known[key]}, now {value})" for key, value in present if known.get(key, value) != value]:
         parts.append(f"settings whose value differs: {', '.join(differ)}")
     return "; ".join(parts)
@@ -129,15 +129,6 @@ def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software
 
 def _as_yaml(config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
-
-
-def _settings(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting by its dotted key, those of None too."""
-    inner = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else {}
-    if not inner:
-        yield name, value
-    for key, part in inner.items():
-        yield from _settings(part, f"{name}.{key}" if name else str(key))
 
 
 def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:

@@ -92,19 +92,18 @@ def valid_scores(config: Config) -> dict[int, float]:
     without eval sets, such as that of a trainer whose explorer is a separate run, takes `latest_scores`.
     """
     sets = [str(taskset.name) for taskset in config.buffer.explorer_input.eval_tasksets]
-    return _scores(_valid_lines(config), sets)
+    return _scores(_valid(read_evaluations(config.job_dir), config), sets)
 
 
 def uncounted_steps(config: Config) -> list[int]:
     """Steps that have been scored, but with other settings than now, or by a release that scored otherwise."""
-    return sorted(
-        {line.step for line in read_evaluations(config.job_dir)} - {line.step for line in _valid_lines(config)}
-    )
+    lines = read_evaluations(config.job_dir)
+    return sorted({line.step for line in lines} - {line.step for line in _valid(lines, config)})
 
 
 def valid_metrics(config: Config, step: int) -> dict[str, float]:
     """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
-    metrics = [line.metrics for line in _valid_lines(config) if line.step == step]
+    metrics = [line.metrics for line in _valid(read_evaluations(config.job_dir), config) if line.step == step]
     return metrics[-1] if metrics else {}
 
 
@@ -163,8 +162,7 @@ def _by_set(metrics: Mapping[str, float]) -> dict[str, float | None]:
     }
 
 
-def _valid_lines(config: Config) -> list[MetricLine]:
-    lines = read_evaluations(config.job_dir)
+def _valid(lines: list[MetricLine], config: Config) -> list[MetricLine]:
     if not config.buffer.explorer_input.eval_tasksets:
         return _like_the_newest(lines)
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}

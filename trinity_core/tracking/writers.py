@@ -160,15 +160,17 @@ def full_names(line: MetricLine) -> dict[str, float]:
 
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
     """`{"a": {"b": 1}}` -> `{"a.b": "1"}`, secrets masked. Empty values and None are left out."""
-    return dict(_pairs(without_secrets(dict(config)), ""))
+    empty: tuple[Any, ...] = (None, "", [], {})
+    return {key: str(value) for key, value in leaves(without_secrets(dict(config))) if value not in empty}
 
 
-def _pairs(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no section and no list of sections, by its dotted key."""
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _pairs(part, f"{prefix}.{name}" if prefix else str(name))
+            yield from leaves(part, f"{prefix}.{name}" if prefix else str(name))
     elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         for position, part in enumerate(value):
-            yield from _pairs(part, f"{prefix}.{position}")
-    elif value is not None and value not in ("", [], {}):
-        yield prefix, str(value)
+            yield from leaves(part, f"{prefix}.{position}")
+    else:
+        yield prefix, value
