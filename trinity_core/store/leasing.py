@@ -176,11 +176,10 @@ def prune(connection: Connection, t: Tables, step: int, strategy: Strategy) -> i
     later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
     trained = (g.state == State.TRAINED) & g.id.not_in(later)
     if strategy.cooldown is not None:
-        gone = g.id.not_in(_used_after(t, sunk_since(connection, t, step, strategy.cooldown)))
-        if strategy.use_limit is not None:
-            uses = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id)
-            gone = gone | g.id.in_(uses.having(func.count() >= strategy.use_limit))
-        trained = trained & gone
+        sunk = g.id.not_in(_used_after(t, sunk_since(connection, t, step, strategy.cooldown)))
+        limit = EVERY_ROW if strategy.use_limit is None else strategy.use_limit
+        uses = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id)
+        trained = trained & (sunk | g.id.in_(uses.having(func.count() >= limit)))
     ids = list(
         connection.scalars(select(g.id).where(kept(t), trained | (g.state == State.STALE) & (g.stale_at <= step)))
     )
