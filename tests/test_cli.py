@@ -97,6 +97,19 @@ def test_evaluate_refuses_an_unknown_choice_before_ray_starts(
     connection().__enter__().flow.assert_not_called()
 
 
+def test_a_user_without_an_account_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user: Prefect asks for it at import."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    homes: list[Path] = []
+    run_app(lambda: homes.append(Path.home()))
+    assert homes == [Path("/")]
+
+
 def test_a_missing_file_is_named() -> None:
     done = called(main, "run", "--config", "nowhere.yaml")
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
