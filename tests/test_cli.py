@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,6 +109,17 @@ def test_a_user_without_an_account_has_a_home(monkeypatch: pytest.MonkeyPatch) -
     homes: list[Path] = []
     run_app(lambda: homes.append(Path.home()))
     assert homes == [Path("/")]
+
+
+def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
+    """As where a program starts it without any: what children print would stand in a store or a lock."""
+    program = (
+        "import os, sys; from trinity_core.program import run_app\n"
+        "run_app(lambda: open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{fd}') for fd in (1, 2))))"
+    )
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "file")]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "/dev/null /dev/null"
 
 
 def test_a_missing_file_is_named() -> None:

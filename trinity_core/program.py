@@ -48,8 +48,18 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
+def _open_outputs() -> None:
+    """Open input and outputs that are closed, to nowhere: the next file would take what our children print."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - of a descriptor, for good
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def run_app(application: Callable[[], object]) -> None:
     """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
+    _open_outputs()
     if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries ask for it at import
         os.environ["HOME"] = "/"  # as Docker has it
     try:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.processes import end, family
 
@@ -40,9 +40,8 @@ STARTS = 3
 """Attempts to start Ray, which gives its node 30 s each time."""
 END_SECONDS = 5.0
 """Time for the processes of an attempt that failed to be gone."""
-LONGEST_FOLDER = 43
-"""Bytes of the name of Ray's folder. Below it come 64 of a session and a socket, whose path has 107 at most."""
-SHORT_FOLDER = "/tmp/ray"  # noqa: S108 - where Ray itself puts it without TMPDIR
+SOCKET_BYTES = 68
+"""In the folder for Ray's own: its name there, a session's, and that of a socket."""
 
 
 class RayDied(TransientFault):
@@ -130,15 +129,6 @@ def _ensure_token() -> None:
     loader.reset_cache()
 
 
-def _folder() -> str:
-    """Where Ray keeps its sockets and logs: in RAY_TMPDIR or the temporary directory, unless that name is too long."""
-    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray").absolute()
-    if len(os.fsencode(folder)) <= LONGEST_FOLDER:
-        return str(folder)
-    log.info("Ray's folder is %s: the path of a socket in %s would be too long", SHORT_FOLDER, folder)
-    return SHORT_FOLDER
-
-
 def _ray_processes() -> set[psutil.Process]:
     """Our children that are programs of Ray; another thread may start other children meanwhile."""
     import ray
@@ -155,6 +145,7 @@ def _ray_processes() -> set[psutil.Process]:
 def _init(namespace: str, cpus: int, gpus: int) -> None:
     import ray
 
+    folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES)
     ray.init(
         address="local",
         namespace=namespace,
@@ -165,7 +156,7 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _node_ip_address=LOOPBACK,
-        _temp_dir=_folder(),
+        _temp_dir=str(Path(folder, "ray").absolute()),
     )
 
 
