@@ -227,14 +227,24 @@ def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
     assert "has ended after 3 tasks" in tasks("add", "--file", "-", input='{"prompt": "d"}\n')
 
 
-def test_sigterm_closes_open_contexts_and_is_then_ignored() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_closes_open_contexts_and_is_then_ignored(first: signal.Signals) -> None:
+    """So does the end of its terminal."""
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     closed = []
     with pytest.raises(SystemExit) as ended, ending_on_sigterm():
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), first)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
             closed.append(True)
     assert ended.value.code == TERMINATED and closed
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is before[0]
+    assert signal.signal(signal.SIGHUP, before[1]) is signal.SIG_DFL
+
+
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ending_on_sigterm():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.signal(signal.SIGHUP, before) is signal.SIG_IGN

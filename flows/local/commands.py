@@ -63,7 +63,7 @@ def up(
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
     continue. Another `up` or `down` in this folder waits for its end.
     """
-    with clear_errors("making", state_dir(root), ELSEWHERE):
+    with clear_errors("locking", state_dir(root) / "up.lock", ELSEWHERE):
         state_dir(root).mkdir(exist_ok=True)
     with _alone(root):
         return _up(root, port, say, restarts, pages)
