@@ -229,7 +229,7 @@ def moved(text: str, source: Path, target: Path) -> str:
         return text
     beside = (source / folder).resolve()
     relative = os.path.relpath(beside, target.resolve())
-    # A relative path is looked for below the present folder first.
+    # A relative path is looked for below the current directory first.
     first = expanded(relative).resolve()
     is_near = beside.is_relative_to(Path.cwd()) and (first == beside or not first.is_dir())
     return changed(text, "plugin_dir", relative if is_near else str(beside))

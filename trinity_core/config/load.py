@@ -153,7 +153,7 @@ def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
-    """A relative folder as an absolute one, as processes elsewhere load it too: below the present folder if it is
+    """A relative folder as an absolute one, as processes elsewhere load it too: below the current directory if it is
     there, else beside the file that names it."""
     here = expanded(folder).absolute()
     beside = Path(place.file).parent / folder if place is not None and place.file else here

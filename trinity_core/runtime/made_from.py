@@ -27,7 +27,7 @@ HASHED = 256 << 20
 
 
 def absolute(path: str) -> str:
-    """Of a path relative to the present folder, with links followed."""
+    """Of a path relative to the current directory, with links followed."""
     return os.path.realpath(expanded(path))
 
 

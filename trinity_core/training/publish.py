@@ -208,7 +208,7 @@ def keep_version(versions: WeightVersions, version: int, copying: Copying) -> No
 
 
 def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
-    """The file of each version of whole weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
+    """The file of each version of full weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
 
     It holds the other kind if the sync method has changed.
     """

@@ -99,7 +99,7 @@ class Config(Section):
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
     """Folder of Python files with the user's own workflows, rewards and algorithms. A relative one is looked for below
-    the present folder, then beside this file."""
+    the current directory, then beside this file."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """Which update is made from experiences."""
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -249,7 +249,7 @@ class Config(Section):
 
     @property
     def engine_adapter(self) -> LoraConfig | None:
-        """The adapter that engines hold beside the base; None where they hold whole weights, merged ones of a run that
+        """The adapter that engines hold beside the base; None where they hold full weights, merged ones of a run that
         trains an adapter but pushes weights."""
         method = SYNC_METHODS.get(self.synchronizer.sync_method)
         pushes = self.mode != "bench" and method is not None and method.vllm_backend
