@@ -17,7 +17,7 @@ from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
-from trinity_core.runlock import TRAINING, is_held, release
+from trinity_core.runlock import RUN_TRAINS, is_held, release
 from trinity_core.runtime.nodes import software
 
 RECORD = ".settings.json"
@@ -86,7 +86,7 @@ def _record(job_dir: Path, lock: str) -> Path:
 
 
 def _holder_name(lock: str) -> str:
-    return "the trainer" if lock == TRAINING else lock.replace("_", " ", 1)
+    return "the trainer" if lock == RUN_TRAINS else lock.replace("_", " ", 1)
 
 
 def _database(url: str) -> str:

@@ -68,25 +68,24 @@ class Trainers:
                     raise
                 if restart > MAX_RESTARTS or not self._can_return():
                     raise loss from error
-                reason = str(loss).removesuffix(AGAIN).strip()
                 log.warning(
-                    "the trainer returns to its latest checkpoint (%d of %d): %s", restart, MAX_RESTARTS, reason
+                    "the trainer returns to its latest checkpoint (%d of %d): %s", restart, MAX_RESTARTS, loss.reason
                 )
                 self._cluster.kill(self.workers)
                 self.workers = []
         raise AssertionError("the last restart returns or raises")
 
     @property
-    def returns(self) -> int:
+    def rewinds(self) -> int:
         """How often the trainer has gone back to a checkpoint and is ready again."""
         return max(0, self._connected - 1)
 
-    def wait_for_return(self, returns: int) -> bool:
-        """Wait until the trainer has ended or the run is stopping; True if it returned more often than `returns` first.
+    def wait_for_rewind(self, seen: int) -> bool:
+        """Wait until the trainer has ended or the run is stopping; True if it has gone back more than `seen` times.
 
         An explorer that had finished then has steps to explore again.
         """
-        while self.returns == returns:
+        while self.rewinds == seen:
             if self._ended.is_set() or self._stopping():
                 return False
             self._check()
