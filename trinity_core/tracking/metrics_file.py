@@ -171,12 +171,11 @@ class Tail:
     With `own`, the source of one explorer, the stream `explorer` is that explorer's alone. The position is saved in
     `monitor/forwarded_<stream>.json` (`forwarded_<own>.json`), so that no line is forwarded twice, neither by a resumed
     run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
-    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on. It has
-    those up to the position of the target `older`, until it has a position itself.
+    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on.
     """
 
-    def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "", older: str = "") -> None:
-        self._target, self._older = target, older
+    def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "") -> None:
+        self._target = target
         self.path = metrics_path(job_dir)
         self._stream = stream
         self._own = own if stream == "explorer" else ""
@@ -218,7 +217,7 @@ class Tail:
     @property
     def _position(self) -> int:
         positions = _positions(self._state)
-        return positions.get(self._target, positions.get(self._older, 0))
+        return positions.get(self._target, 0)
 
 
 def was_tracked(job_dir: Path | str) -> bool:

@@ -40,13 +40,9 @@ from trinity_core.tracking.mlflow_facts import (
 )
 from trinity_core.tracking.writers import (
     MONITORS,
-    POSITIONS,
-    NumberedRun,
-    OpenWhenEnded,
-    RankingWriter,
     RunInfo,
     RunOutcome,
-    TracingWriter,
+    Writer,
     full_names,
     is_away,
 )
@@ -108,8 +104,11 @@ def registered_name(project: str, name: str) -> str:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
+class MlflowWriter(Writer):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
+
+    closes_before_files = True
+    takes_traces = True
 
     def __init__(
         self,
@@ -136,7 +135,6 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
         """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
-        self.is_older = not POSITIONS.items() <= _noted(info.job_dir).items()
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -198,7 +196,11 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
         scored = {step: version for step, version in versions.items() if "score" in version.tags}
-        scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
+        scores = {
+            step: float(version.tags["score"])
+            for step, version in scored.items()
+            if self.counting is None or step in self.counting
+        }
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
@@ -309,7 +311,7 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
         self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, parameters(self._info.config))
-        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment, **POSITIONS})
+        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
         return run_id
