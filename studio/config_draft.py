@@ -220,7 +220,7 @@ def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
 
 
 def moved(text: str, source: Path, target: Path) -> str:
-    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` beside it that is still found."""
+    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` next to it that is still found."""
     try:
         folder = value_at(parse(text).valid_tree(), "plugin_dir")
     except ConfigError:

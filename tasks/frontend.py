@@ -46,7 +46,7 @@ class PrefectFrontend(Frontend):
 
         def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> State[Any] | None:
             # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
-            # page shows no tasks at all beside such inputs (PrefectHQ/prefect 18680).
+            # page shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
                 try:
                     results.append(run())

@@ -105,7 +105,7 @@ def cache_folder() -> Path:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A new name beside `path` that marks what is half written."""
+    """A new name next to `path` that marks what is half written."""
     return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")
 
 

@@ -91,7 +91,7 @@ def _limit(path: Path) -> str:
 
 
 YIELDING = 10
-"""Niceness more than ours: a tenth of a core beside a thread of ours, all of one that is idle."""
+"""Niceness more than ours: a tenth of a core when a thread of ours is busy, all of one that is idle."""
 
 
 def yield_cores(pid: int) -> None:

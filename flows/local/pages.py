@@ -1,4 +1,4 @@
-"""Pages that `trinity up` serves beside Prefect's: MLflow and Studio. Each is a process, on the loopback interface.
+"""The further pages of `trinity up`: MLflow and Studio. Each is a process, on the loopback interface.
 
 A page is no part of a run: if its port is taken or its process ends, `up` warns and continues.
 """

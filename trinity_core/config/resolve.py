@@ -142,7 +142,7 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature of log-probs of rows that do not carry their own, such as expert data beside rollouts.
+    """The temperature of log-probs of rows that do not carry their own, such as expert data mixed with rollouts.
 
     It is that of the first training task set (of the model, without task sets), and 1 for given data alone and where
     rollouts are greedy.

@@ -315,7 +315,7 @@ def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Endpoint arguments of a judge without an endpoint, and arguments of a model beside an endpoint."""
+    """Endpoint arguments of a judge without an endpoint, and arguments of a model together with an endpoint."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
         yield Finding(

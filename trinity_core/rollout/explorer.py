@@ -184,7 +184,7 @@ class Explorer:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it).
+        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer at work).
 
         A synchronous run resumes exactly, so its steps depend only on their tasks and weights.
         """

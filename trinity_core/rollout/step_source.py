@@ -158,7 +158,7 @@ class TaskSteps:
         return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
-        """See `StepSource`. Train steps still to come are counted anew if they take another number of tasks than
+        """See `StepSource`. Train steps still to come are counted again if they take another number of tasks than
         before, also those that are made again because the trainer went back to before that change."""
         self.schedule.resume(position, positions)
         each, known = tasks_taken(self.config, self.schedule), stats()

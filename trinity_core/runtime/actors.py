@@ -140,7 +140,7 @@ class Actors:
         return policy_engine(self.config, self.placement.on_gpu, self.placement.engine_threads)
 
     def engine_key(self) -> Hashable:
-        """Two stages with the same key can use the same engines: those with an adapter keep the model beside it."""
+        """Two stages with the same key can use the same engines: those with an adapter keep the base model."""
         settings = self.engine_settings()
         return settings if settings.lora_rank else replace(settings, model_path=""), self.placement.engines
 

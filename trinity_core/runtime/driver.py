@@ -52,7 +52,7 @@ from trinity_core.store.run_store import open_run_store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Time between two checks whether the trainer beside a finished explorer has gone back to a checkpoint."""
+"""Time between two checks whether the trainer of a finished explorer has gone back to a checkpoint."""
 
 
 class Terminal(Frontend):
@@ -112,7 +112,7 @@ def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = Fa
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
     Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
-    one that is begun anew has a folder of its own.
+    one that starts over has a folder of its own.
     """
     config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):

@@ -109,7 +109,7 @@ def train(
         with _written(files):
             config = load_ready(config_file)
         summary = run_configuration(config, is_ready=True)
-    # Begun anew, the run has its own folder.
+    # Started over, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 

@@ -1,6 +1,6 @@
 """Settings that the explorers and the trainer of a run must share, as each may be a run of its own with its own file.
 
-Each records its settings beside its lock, and compares them with those of the others at work.
+Each records its settings next to its lock, and compares them with those of the others at work.
 """
 
 from __future__ import annotations

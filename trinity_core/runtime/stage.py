@@ -175,7 +175,7 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
     external = None if base else config.explorer.external_model
     config = config.with_values({"mode": "bench", "explorer.external_model": external})
     if config.model.lora is not None and (step := latest_whole(config.job_dir)):
-        # Adapters are loaded beside the model that their run began with: in a pipeline that of the stage before.
+        # Adapters are loaded onto the model that their run began with: in a pipeline that of the stage before.
         began = other_beginning(config.job_dir, step, config.model.model_path)
         config = config if began is None else start_from(config, _moved_with(config, began))
     if external is None:
@@ -286,7 +286,7 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
     """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`; so does
-    a pipeline, whose stages resume beside that folder.
+    a pipeline, whose stages resume next to that folder.
 
     A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
     """

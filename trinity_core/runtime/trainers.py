@@ -30,7 +30,7 @@ REMOVE_SECONDS = 3.0
 class Trainers:
     """The workers of one trainer. `check` raises what makes waiting useless; `stopping` is true once the run is to end.
 
-    An explorer beside the trainer is not restarted: going back rewinds the store, by which the explorer starts over.
+    The explorer of the run is not restarted: going back rewinds the store, by which the explorer starts over.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Trainers:
         stopping: Callable[[], bool],
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`make_room` is called before the workers start, and waits for what must not start beside them."""
+        """`make_room` is called before the workers start, and waits for what must not start at the same time."""
         self.workers: list[Any] = []
         self._connected = 0
         """Times that the workers were ready for a step."""

@@ -61,7 +61,7 @@ class Position:
 
 
 class ExperienceStore:
-    """The store of one run. Any number of processes may hold one; open it anew in each (not before a fork)."""
+    """The store of one run. Any number of processes may hold one; open it in each of them, after any fork."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -200,7 +200,7 @@ class ExperienceStore:
 
         `awaited(version, rows, leased, ready, begun)` says which version it must wait for, if any, as
         `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train
-        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts anew or is
+        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts over or is
         not seen for `LOST_SECONDS`. Raises `LineageChanged` as `mark_waiting` does.
         """
         needed, leased = None, 0

@@ -50,7 +50,7 @@ ROLES = {
     "serve": ("explorer", "eval"),
     "bench": ("eval",),
 }
-"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows beside evaluations."""
+"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows, evaluations more."""
 REGISTERING = ("train", "both")
 """Only the training flow of a job registers checkpoints; every flow sends scores."""
 

@@ -90,7 +90,7 @@ class MetricsFile:
 class MetricsReader:
     """Reads the file on: each `read` gives the whole lines that were appended since the last one.
 
-    After a `rewind`, and once the file is gone, it calls `forget` and begins anew. It remembers the last line, which is
+    After a `rewind`, and once the file is gone, it calls `forget` and starts over. It remembers the last line, which is
     not where it was if anything before it was deleted. Not thread-safe.
     """
 

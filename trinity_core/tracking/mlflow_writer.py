@@ -1,4 +1,4 @@
-"""MLflow: by default a SQLite file beside the checkpoints, no server.
+"""MLflow: by default a SQLite file next to the checkpoints, no server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
 resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
@@ -77,12 +77,12 @@ _held: set[Path] = set()
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
-    """The store beside the checkpoints."""
+    """The store next to the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
 
 
 def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
-    """Why this store (None: the one beside the checkpoints) must not be used; empty if nothing is known."""
+    """Why this store (None: the one next to the checkpoints) must not be used; empty if nothing is known."""
     file = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri or default_uri(checkpoint_root_dir))
     if not file or not (kind := networked(Path(file[1]))):
         return ""
@@ -368,7 +368,7 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Put the addresses of `trinity up` into the store beside the checkpoints: descriptions of runs and experiments."""
+    """Put the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}

@@ -52,7 +52,7 @@ class RunInfo:
     """True for an evaluation or an explorer: it leaves an existing run's status unchanged, because training may still
     use the run."""
     explorer: str = ""
-    """The explorer's name, if this flow only explores: others of the run work beside it."""
+    """The explorer's name, if this flow only explores: others of the run are at work too."""
     identity: str = ""
     """Unique to the run: a copy of its folder is another run. Empty where that is not known yet."""
 

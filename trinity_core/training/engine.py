@@ -80,7 +80,7 @@ class TrainingEngine:
             fused=True,
         )
         self.copies = CopyStream(ranks.device)
-        """Copies weights and optimiser state beside the next step's passes; what changes or moves them waits."""
+        """Copies weights and optimiser state during the next step's passes; what changes or moves them waits."""
         self._forward: Any = module
         if self.plain:
             return

@@ -58,7 +58,7 @@ class Savepoints:
         self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False,
         before_commit: Callable[[], None] = nothing, after_commit: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
-        """Copy the state after `step`; it is written beside the next steps, and becomes the latest checkpoint then.
+        """Copy the state after `step`; it is written in the background, and becomes the latest checkpoint then.
 
         `last`: training ends with it. Rank 0 calls `before_commit` and `after_commit` in another thread, as soon as all
         else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises

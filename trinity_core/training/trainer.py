@@ -188,7 +188,7 @@ class Trainer:
             self._metrics_file.write(self.progress.step, self.progress.metrics)
 
     def save_if_due(self) -> None:
-        """Save a checkpoint every `save_interval` steps and after the last one; it is written beside the next steps."""
+        """Save a checkpoint every `save_interval` steps and after the last one; it is written in the background."""
         step = self.progress.step
         if step == self.progress.total_steps or (self.save_interval and step % self.save_interval == 0):
             with self._timer.part("save"):
@@ -305,7 +305,7 @@ class Trainer:
         self.progress.waits = text
 
     def _save(self) -> None:
-        """Copy a checkpoint of the present step, to be written beside the next ones. Collective.
+        """Copy a checkpoint of the present step, to be written in the background. Collective.
 
         It is named only when it and all it builds on are on the disk, the metrics of its steps included. Until then the
         store's batches of its steps are not final.

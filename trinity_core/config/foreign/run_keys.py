@@ -234,9 +234,7 @@ def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
         return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
     if (kind.advantage_fn, kind.advantage_fn_args) not in (GRPO_ADVANTAGE, (M2PO.advantage_fn, M2PO.advantage_fn_args)):
-        return Refused(
-            f"m2po has GRPO's advantage here, algorithm_type {name} another: write algorithm_type: m2po beside it."
-        )
+        return Refused(f"m2po has GRPO's advantage here, algorithm_type {name} another: add algorithm_type: m2po.")
     corrected = algorithm.get("rollout_correction")
     if corrected not in (None, {}, "bypass") and correction(corrected, {}) != {
         "/algorithm.rollout_correction": "bypass"
@@ -265,7 +263,7 @@ CORRECTED_BY = (
 )
 """Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
 NOT_CORRECTED = {
-    "rollout_rs": "rejection sampling is a separate correction here, not one beside weights: leave it out, or write "
+    "rollout_rs": "rejection sampling is a separate correction here, not one of weights: leave it out, or write "
     "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
     "rollout_is_threshold_lower": "weights have an upper bound: leave it out, or write `rollout_correction: icepop` in "
     "place of this section.",
@@ -414,10 +412,8 @@ LORA: Keys = {
     "alpha": moved("lora_alpha"),
     "dropout": moved("lora_dropout"),
     "base_model_name": noted("The adapter belongs to model.model_path."),
-    "lora_dtype": noted(
-        "Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"
-    ),
-    "dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
+    "lora_dtype": noted("Adapters have the dtype of the base's weights: see explorer.rollout_model.dtype.", "auto"),
+    "dtype": noted("Adapters have the dtype of the base's weights: see explorer.rollout_model.dtype.", "auto"),
     "is_dummy": SILENT,
 }
 KEYS: Mapping[type[Any], Keys] = {

@@ -41,7 +41,7 @@ class RolloutModelConfig(Section):
     """Share of a GPU's memory that an engine may take."""
     kv_cache_gib: Annotated[Positive, Unit("GiB")] | None = None
     """KV cache of an engine; null: on the CPU, room for `max_num_seqs` full sequences; on a GPU, what
-    `gpu_memory_utilization` leaves beside the model."""
+    `gpu_memory_utilization` leaves after the model."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
     enforce_eager: Flag | None = None

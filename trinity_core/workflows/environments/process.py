@@ -64,7 +64,7 @@ class ProcessEnvironment:
             raise EnvironmentFailed(f"environment '{where.name}': {where.python} does not start: {error}") from None
 
     def make(self, arguments: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-        """Have the environment with these arguments, anew if it has others.
+        """Have the environment with these arguments; recreate it if it has others.
 
         `columns`: of a task; those named like an argument of its class are arguments too.
         """

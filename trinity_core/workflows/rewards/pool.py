@@ -99,7 +99,7 @@ MAX_STARTS = 3
 
 
 def usual_workers(cores: int) -> int:
-    """Workers of a pool on a machine with this many cores, engines and trainer beside it."""
+    """Workers of a pool on a machine with this many cores, which engines and trainer use too."""
     return min(max(1, cores // 2), MOST_WORKERS)
 
 
