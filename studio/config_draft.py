@@ -131,7 +131,7 @@ class ConfigDraft:
             return True
 
     def save_as(self, file: Path) -> ConfigDraft:
-        """Write the changes to another file, of which this is the draft: it finds the same plugins. Raises OSError."""
+        """Write the changes to another file, whose draft this is then: it finds the same plugins. Raises OSError."""
         with EDITING:
             other = ConfigDraft.opened(file, self.drafts)
             other.text = moved(self.text, self.file.parent, file.parent)

@@ -13,7 +13,7 @@ OPEN = "dialog is open"
 
 
 def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A function as a dialog, of which `is_open` knows. A person who closes it has the page redrawn."""
+    """A function as a dialog that `is_open` knows. A person who closes it has the page redrawn."""
 
     def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
         @wraps(body)

@@ -341,7 +341,7 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """A pipeline with the scores of its stages, of which the last is its own, and their begin and end."""
+    """A pipeline with the scores of its stages (the last one's are its own), and their begin and end."""
     names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
     stages = [runs[name] for name in names if name in runs]
     if not stages:

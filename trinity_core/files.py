@@ -1,4 +1,4 @@
-"""Paths as users write them, and files of which a reader, or the next start after a power cut, sees all or nothing."""
+"""Paths as users write them, and files that a reader, or the next start after a power cut, sees whole or not at all."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) ->
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of which no digest is the same; files are named as they are written now, or as they were.
+    """The names whose digests all differ; files are named as they are written now, or as they were.
 
     A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
     """

@@ -69,7 +69,7 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 
 
 MOST_TRACES = 50
-"""Steps whose rollouts wait to be sent as traces, of which MLflow takes some twenty a second."""
+"""Steps whose rollouts wait to be sent as traces; MLflow takes some twenty a second."""
 CLOSE_SECONDS = 60.0
 """Time for the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0

@@ -97,7 +97,7 @@ class MetricsReader:
     def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
         self.path = metrics_path(job_dir)
         self.evaluations: list[MetricLine] = []
-        """The lines of evaluations, of which a run has few, among those that were read."""
+        """The lines of evaluations (a run has few) among those that were read."""
         self._forget = forget
         self._position, self._last = 0, b""
 
@@ -134,7 +134,7 @@ def read_metrics(job_dir: Path | str) -> list[MetricLine]:
 
 
 def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
-    """The lines of evaluations in `read_metrics`. Others, of which a long run has many, are not parsed."""
+    """The lines of evaluations in `read_metrics`. Others (a long run has many) are not parsed."""
     path = metrics_path(job_dir)
     if not path.exists():
         return []

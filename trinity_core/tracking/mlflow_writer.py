@@ -278,7 +278,7 @@ class MlflowWriter(Writer):
             return experiment.experiment_id
 
     def _parent(self) -> str:
-        """The pipeline's run, of which this one is a stage."""
+        """The run of the pipeline that this one is a stage of."""
         assert self._info.parent_dir is not None
         return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 

@@ -207,7 +207,7 @@ class Config(Section):
 
     @property
     def is_part(self) -> bool:
-        """True if explorer and trainer are separate runs, of which this is one."""
+        """True if explorer and trainer are separate runs, and this is one of them."""
         known = ALGORITHMS.get(self.algorithm.algorithm_type)
         return self.explores_alone or (self.mode == "train" and known is not None and known.uses_rollouts)
 

@@ -338,7 +338,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """A sentence for each resource of which a stage needs more than the machine has."""
+    """A sentence for each resource that a stage needs more of than the machine has."""
     yield from _memory_shortages(stage, room)
     if room.gpu_memory:
         yield from _gpu_shortages(stage, room.gpu_memory)

@@ -166,7 +166,7 @@ def _engine(
     if settings.on_gpu:
         if gpu_memory:
             return gpu_engine_needs(settings, gpu_memory, shape_of(model), lora)
-        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
+        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU; this machine has none"
     shape = shape_of(model)
     if shape is None:
         return why_unknown(model)

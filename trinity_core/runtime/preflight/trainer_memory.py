@@ -71,7 +71,7 @@ def activation_bytes(
 def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
     """Bytes at the end of the forward pass: logits, log-probs, probabilities and what their entropy sums up.
 
-    A large head is computed in slices, of which three copies exist at a time.
+    A large head is computed in slices; three copies of one exist at a time.
     """
     logits = micro.targets * shape.vocabulary
     if logits > LOGITS_AT_ONCE:
