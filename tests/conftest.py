@@ -115,6 +115,16 @@ def reward_folder(tiny_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def empty_mlflow(tmp_path_factory) -> Path:
+    """The database of an MLflow store in which nothing is: to make it takes seconds of a core. For copies."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}", f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(scope="session")
 def kept_engines():
     """Engines of this process, which live until the session ends: one that stops takes the process groups away from the
     other engines and the trainers of the process."""
