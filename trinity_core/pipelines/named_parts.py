@@ -135,10 +135,10 @@ def _tried_operator(
     config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
     """An experience operator whose arguments also suit each other: one of ours says so before it looks at anything."""
-    before = len(report.problems)
+    before = report.added
     typed = _typed_operator(OPERATORS, operator, key, report, imports)
     ours = OPERATORS.get(operator.name)
-    if ours is None or ours.__module__ not in OURS or len(report.problems) > before:
+    if ours is None or ours.__module__ not in OURS or report.added > before:
         return typed
     try:
         ours([], **typed.args)
@@ -163,9 +163,9 @@ def _tried_operator(
 
 def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
     """A task operator whose arguments also suit each other, and whose models can be asked."""
-    before, refused = len(report.problems), report.touched((f"{key}.name",))
+    before, refused = report.added, report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
-    if len(report.problems) == before and not refused and (imports or "." not in operator.name):
+    if report.added == before and not refused and (imports or "." not in operator.name):
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
