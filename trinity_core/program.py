@@ -19,7 +19,7 @@ from trinity_core.errors import TransientFault, TrinityError
 TERMINATED = 128 + signal.SIGTERM
 """The exit code that shells give a process ended by SIGTERM."""
 NEW_OBJECTS = 50_000
-"""Between two looks for garbage. With Python's 700 a seventh of the seconds that a flow's imports take are looks at what
+"""Between two looks for garbage. With Python's 700 a seventh of the time of a flow's imports goes into looks at what
 stays."""
 
 

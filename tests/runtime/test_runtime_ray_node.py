@@ -109,8 +109,8 @@ def lines_of(job: Path, source: str) -> list[MetricLine]:
 def test_separate_runs_share_a_cluster_and_postgresql(
     head: tuple[str, dict[str, str]], tmp_path: Path, tiny_folders: TinyFolders, postgresql_url: str
 ) -> None:
-    """An explorer and a trainer, which join with the cluster's token. Its worker dies; it returns to its checkpoint, and
-    the explorer to the steps of then. Two explorers: `tests/rollout/test_rollout_explorer.py`."""
+    """An explorer and a trainer, which join with the cluster's token. Its worker dies; it returns to its checkpoint,
+    and the explorer to the steps of then. Two explorers: `tests/rollout/test_rollout_explorer.py`."""
     address, env = head
     data = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     common: dict[str, Any] = {
