@@ -9,6 +9,7 @@ from store_helpers import make_rows
 
 from trinity_core.config.sync_schedule import StalenessBound
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store import database
 from trinity_core.store.members import Contribution, explorers
 from trinity_core.store.presence import all_is_dropped, describe_explorers
 from trinity_core.store.schema import EXPLORER, TRAINER
@@ -382,3 +383,24 @@ def test_an_explorer_whose_clock_is_behind_is_not_lost(postgresql_url, tmp_path,
         assert store.admit("other", 4, 0, bound.awaited)[0] == 1
         stats = store.stats()
         assert abs(stats.explorers["behind"].seen - stats.now) < 30
+
+
+def test_a_clock_that_is_set_loses_nobody(open_store, monkeypatch, tmp_path):
+    """The machine's clock: a server's is its own."""
+    real, since_boot = time.time, time.monotonic
+    with open_store() as store:
+        store.position("e")
+        store.join("e", 4)
+        jumps = itertools.cycle((3600.0, -3600.0))
+        monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+        with open_store() as another:
+            for one in (store, another) * 2:
+                stats = one.stats()
+                assert stats.explorers["e"].is_at_work(stats.now)
+    (tmp_path / "boot").write_text("another boot\n")
+    monkeypatch.setattr(database, "BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr(time, "time", lambda: real() + 90.0)
+    monkeypatch.setattr(time, "monotonic", lambda: since_boot() - since_boot() + 5.0)
+    with open_store() as store:
+        stats = store.stats()
+        assert abs(stats.now - time.time()) < 30 or not store._database._backend.one_machine

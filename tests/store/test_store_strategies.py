@@ -9,6 +9,7 @@ from store_helpers import ids, make_rows
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.store import leasing
 from trinity_core.store.expert import START, ExpertData
 from trinity_core.store.strategies import (
     PRIORITY_FNS,
@@ -73,9 +74,26 @@ def test_a_group_is_used_up_to_its_limit_and_then_pruned(store):
     store.put("e", 2, {}, make_rows(1, version=2), 2)
     assert len(store.lease(3, 2, 2, strategy, now=90.0)) == 2
     store.commit(3)
-    assert store.prune(3, uses=2) == 4, "one group was used once: it may be used again"
+    assert store.prune(3, strategy) == 4, "one group was used once: it may be used again"
     assert len(store.lease(4, 2, 3, strategy, now=190.0)) == 2
     assert len(store.batch(1)) == 0 and len(store.batch(4)) == 2
+
+
+def test_a_group_that_was_passed_over_long_enough_has_sunk(store, monkeypatch):
+    """It is not taken again, and its rows go once no rewind may need them."""
+    monkeypatch.setattr(leasing, "RETENTION", 4)
+    strategy = make_strategy("default", replay={"reuse_cooldown_time": 2.0})
+
+    def lease(step, rows):
+        return store.lease(step, rows, step - 1, strategy, now=100.0 + step, final=True)
+
+    for step in range(1, 20):  # each has fresh rows, which are preferred
+        store.put("e", step, {}, make_rows(1, version=step - 1, tag=f"step {step} "), step - 1)
+        assert {row.group for row in lease(step, 2)} == {f"step {step} g0"}
+    store.commit(19)
+    assert store.prune(18, strategy) == 2 * 12, "step 13 is the first that a rewind to 18 can take again"
+    store.put("e", 20, {}, make_rows(1, version=19, tag="step 20 "), 19)
+    assert {row.group for row in lease(20, 1000)} == {f"step {step} g0" for step in (15, 16, 17, 18, 20)}
 
 
 def test_stale_groups_are_counted_and_never_trained(store):

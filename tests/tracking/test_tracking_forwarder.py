@@ -252,11 +252,11 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
     args = {"mode": "offline", "api_key": key}
     info = RunInfo("p", "n", tmp_path / "p" / "n", {"monitor": {"monitor_args": args}}, args=args)
     for step in (1, 2):
+        time.sleep(step - 1)  # W&B names a session's folder by the second
         forwarder = Forwarder(info.job_dir, open_writer("wandb", info, tmp_path))
         MetricsFile(info.job_dir, "trainer").write(step, {"loss": 1.0})
         assert forwarder.poll() == 1
         forwarder.close(RunOutcome.FINISHED)
-        time.sleep(1.0)  # W&B names a session's folder by the second
     run_id = json.loads((info.job_dir / "monitor" / "wandb.json").read_text())["id"]
     runs = list((info.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
     assert len(runs) == 2

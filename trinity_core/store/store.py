@@ -304,7 +304,8 @@ class ExperienceStore:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             now = self._database.now(connection) if now is None else now
             most = leasing.EVERY_ROW if whole_step else wanted
-            choice = strategy.choose(leasing.candidates(connection, t, strategy, most, now), most, newest_version)
+            groups = leasing.candidates(connection, t, strategy, most, now, step)
+            choice = strategy.choose(groups, most, newest_version)
             full = choice.rows >= wanted
             if whole_step:
                 choice = replace(choice, take=first_explore_step(choice.take))
@@ -358,13 +359,13 @@ class ExperienceStore:
         return lost
 
     @waits_for_room
-    def prune(self, step: int, uses: int = 1) -> int:
+    def prune(self, step: int, strategy: Strategy | None = None) -> int:
         """Delete the rows of final batches up to `step`, the oldest that a rewind is to be exact for; return how many.
 
-        Rows in fewer than `uses` batches stay, since they may be used again.
+        Rows that `strategy` may take again stay.
         """
         with self._database.write() as connection:
-            return leasing.prune(connection, self._tables, step, uses)
+            return leasing.prune(connection, self._tables, step, strategy or Fifo())
 
     # ---- both ----
 

@@ -27,7 +27,7 @@ from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room, write_json
-from trinity_core.processes import free_memory, yield_cores
+from trinity_core.processes import allow_open_files, free_memory, yield_cores
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import Wait, poll
 
@@ -56,6 +56,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one rank. `call` and `trim` belong to the thread that writes."""
 
     def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
+        allow_open_files()  # Python keeps one for each chunk of a segment: 700 for 43 GB
         self._ranks = ranks
         self._ranks_here = ranks_here
         self._worker: Worker | None = None

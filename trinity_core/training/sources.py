@@ -233,9 +233,7 @@ class RolloutSource(BatchSource):
         """
         self.store.commit(step)
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=self.store.explorer_steps())
-        uses = 1 if self.strategy.cooldown is None else self.strategy.use_limit
-        if uses is not None:
-            self.store.prune(min(oldest, step - RETENTION), uses)
+        self.store.prune(min(oldest, step - RETENTION), self.strategy)
 
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, number: int = 0) -> SupervisedSet:
