@@ -327,7 +327,7 @@ def _merged(config: Config) -> Iterator[Finding]:
     if config.mode != "both" or config.is_supervised or not merges:
         return
     message = (
-        f"With sync_method {config.synchronizer.sync_method} engines get whole weights, into which the adapter is "
+        f"With sync_method {config.synchronizer.sync_method} engines get full weights, into which the adapter is "
         "merged; with memory or checkpoint they get the adapter alone."
     )
     yield _notice("synchronizer.sync_method", "info", message)

@@ -191,7 +191,7 @@ def lora_rules(config: Config) -> Iterator[Finding]:
         message = "must have one entry: a run trains one adapter."
         yield Finding(key, [adapter.name for adapter in config.model.lora_configs], "conflict", message)
     whole = config.mode == "both" and config.engine_adapter is None
-    method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes whole weights"
+    method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes full weights"
     rests_on = ("synchronizer.sync_method", "mode")
     if lora.path is not None and whole:
         message = f"{method}, but engines start without the adapter; set it to memory or checkpoint."
