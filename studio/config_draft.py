@@ -45,6 +45,8 @@ class ConfigDraft:
     """What the file held when it was opened or saved last."""
     drafts: Path | None = None
     """Folder of the copies of unsaved drafts, which survive a reload of the page and a restart of Studio."""
+    unkept: str = ""
+    """Why there is no such copy, if it could not be written."""
 
     @classmethod
     def opened(cls, file: Path, drafts: Path | None = None) -> ConfigDraft:
@@ -73,12 +75,12 @@ class ConfigDraft:
         return value_at(self.tree(), key)
 
     def change(self, key: str, value: Any) -> None:
-        """Write `value` at a dotted key; None takes the key away. Raises as `changed`, and OSError."""
+        """Write `value` at a dotted key; None takes the key away. Raises as `changed`."""
         with EDITING:
             self.edit(self.text, changed(self.text, key, value))
 
     def edit(self, base: str, text: str) -> bool:
-        """Put `text` in place of `base`, and keep it; False if the draft has another text by now. Raises OSError."""
+        """Put `text` in place of `base`, and keep it; False if the draft has another text by now."""
         with EDITING:
             if self.text != base:
                 return False
@@ -131,7 +133,7 @@ class ConfigDraft:
             return True
 
     def save_as(self, file: Path) -> ConfigDraft:
-        """Write the changes to another file, of which this is the draft: it finds the same plugins. Raises OSError."""
+        """Write the changes to another file, whose draft this is then: it finds the same plugins. Raises OSError."""
         with EDITING:
             other = ConfigDraft.opened(file, self.drafts)
             other.text = moved(self.text, self.file.parent, file.parent)
@@ -146,14 +148,17 @@ class ConfigDraft:
             self._keep()
 
     def _keep(self) -> None:
-        copy = self._copy
+        copy, self.unkept = self._copy, ""
         if copy is None:
             return
-        if self.is_saved:
-            copy.unlink(missing_ok=True)
-        else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
+        try:
+            if self.is_saved:
+                copy.unlink(missing_ok=True)
+            else:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
+        except OSError as error:  # the draft itself is as it should be
+            self.unkept = str(error)
 
     @property
     def _copy(self) -> Path | None:
@@ -220,7 +225,7 @@ def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
 
 
 def moved(text: str, source: Path, target: Path) -> str:
-    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` beside it that is still found."""
+    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` next to it that is still found."""
     try:
         folder = value_at(parse(text).valid_tree(), "plugin_dir")
     except ConfigError:
@@ -229,7 +234,7 @@ def moved(text: str, source: Path, target: Path) -> str:
         return text
     beside = (source / folder).resolve()
     relative = os.path.relpath(beside, target.resolve())
-    # A relative path is looked for below the present folder first.
+    # A relative path is looked for below the current directory first.
     first = expanded(relative).resolve()
     is_near = beside.is_relative_to(Path.cwd()) and (first == beside or not first.is_dir())
     return changed(text, "plugin_dir", relative if is_near else str(beside))

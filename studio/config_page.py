@@ -1,4 +1,4 @@
-"""The configuration page: a file's fields by section; its problems, its plan and its text beside them."""
+"""The configuration page: a file's fields by section; its problems, its plan and its text next to them."""
 
 from __future__ import annotations
 
@@ -182,13 +182,19 @@ def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> No
     if (entered := there.entered()) is None:
         return
     try:
+        value = entered.strip() or None if field.kind == "string" else parse_value(entered.strip())
+    except (yaml.YAMLError, ValueError) as error:  # what was entered stays in the field, to be corrected
+        st.toast(f"{field.key}: {error}")
+        return
+    try:
         before = _as_yaml(draft.value(key))
-        draft.change(key, entered.strip() or None if field.kind == "string" else parse_value(entered.strip()))
+        draft.change(key, value)
         if before != there.value:
             st.toast(f"{key} was {before or 'not set'} by then: it was changed elsewhere.")
         there.value = _as_yaml(draft.value(key))
-    except (ConfigError, yaml.YAMLError, YAMLError, ValueError) as error:
-        st.toast(f"{field.key}: {error}")
+    except (ConfigError, YAMLError, ValueError) as error:  # the text is at fault: the value may be entered again
+        st.session_state.pop(f"presented {draft.file} {key}", None)
+        st.toast(f"{field.key} was not changed: {error}")
 
 
 def save_and_start(
@@ -209,7 +215,9 @@ def save_and_start(
         if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=checked.config is None):
             start_dialog(draft, checked, settings, show_runs)
     shown = settings.shown(draft.file)
-    if not draft.is_saved:
+    if draft.unkept and not draft.is_saved:
+        st.caption(f":red[Unsaved changes in `{shown}`], kept only while this page is open: {escaped(draft.unkept)}")
+    elif not draft.is_saved:
         st.caption(f":orange[Unsaved changes in `{shown}`], kept until they are saved or discarded.")
     elif draft.file.exists():
         st.caption(f"All changes are saved in `{shown}`.")
@@ -273,9 +281,9 @@ def edit_text(draft: ConfigDraft) -> None:
     def use() -> None:
         draft.edit(draft.text, st.session_state.pop(refused))
 
-    if other := st.session_state.get(refused):
+    if refused in st.session_state:  # it may be empty
         st.warning("This text is not used yet: the configuration was changed elsewhere while it was written.")
-        st.code(other, language="yaml", height=200)
+        st.code(st.session_state[refused], language="yaml", height=200)
         with st.container(horizontal=True):
             st.button("Use this text", on_click=use)
             st.button("Drop this text", on_click=lambda: st.session_state.pop(refused))

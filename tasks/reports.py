@@ -28,7 +28,7 @@ from trinity_core.config import Config
 from trinity_core.page_notes import mlflow_address, studio_links
 from trinity_core.runtime.progress import REPORT_SHARE, ProgressReport
 from trinity_core.runtime.summary import named_stages
-from trinity_core.threads import DaemonThreads
+from trinity_core.threads import DaemonThread
 from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.mlflow_writer import default_uri, served_run
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
@@ -116,6 +116,8 @@ class LiveReport(ProgressReport):
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
+        self._thread = DaemonThread("report")
+        """One for all reports: matplotlib keeps fonts, and malloc memory, for each thread that draws."""
         self._reporting: Future[None] | None = None
         self._ends = False
 
@@ -134,7 +136,7 @@ class LiveReport(ProgressReport):
                 return
             self._reporting.result()
         report = partial(show_if_possible, super().report_if_due, needs_api=False)
-        self._reporting = DaemonThreads("report").submit(report)
+        self._reporting = self._thread.submit(report)
 
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the summary and the learning curve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trinity_core.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.threads import DaemonThread, DaemonThreads, InterruptibleThreads
+from trinity_core.waits import poll
 
 WAITS_FOR_EVER = """
 import threading
@@ -30,7 +32,7 @@ def test_results_and_errors_come_from_the_future() -> None:
         threads.submit(divmod, 7, 0).result(5)
 
 
-@pytest.mark.parametrize("kind", [DaemonThreads, InterruptibleThreads])
+@pytest.mark.parametrize("kind", [DaemonThread, DaemonThreads, InterruptibleThreads])
 def test_calls_have_a_copy_of_the_callers_context(kind: type[DaemonThreads]) -> None:
     variable: ContextVar[int] = ContextVar("variable")
     variable.set(1)
@@ -41,6 +43,20 @@ def test_calls_have_a_copy_of_the_callers_context(kind: type[DaemonThreads]) -> 
         return before
 
     assert kind("named").submit(call).result(5) == 1 and variable.get() == 1
+
+
+def test_one_thread_takes_all_calls_in_order_and_ends_with_its_executor() -> None:
+    before = threading.active_count()
+    one = DaemonThread("one")
+    done: list[int] = []
+    calls = [one.submit(lambda i=i: done.append(i) or threading.get_ident()) for i in range(20)]
+    assert len({call.result(5) for call in calls}) == 1 and done == list(range(20))
+    with pytest.raises(ZeroDivisionError):
+        one.submit(divmod, 7, 0).result(5)
+    assert one.submit(divmod, 7, 2).result(5) == (3, 1)
+    del one
+    gc.collect()
+    assert any(threading.active_count() == before for _ in poll(5))
 
 
 def test_many_run_at_once() -> None:

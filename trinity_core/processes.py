@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from trinity_core.waits import poll
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -69,6 +72,12 @@ def free_memory(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
     return free
 
 
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as it may."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
     """The cores that this process may use: those that it may run on, at most as many as its container or job has time
     of."""
@@ -109,7 +118,7 @@ def _limit(path: Path) -> str:
 
 
 YIELDING = 10
-"""Niceness more than ours: a tenth of a core beside a thread of ours, all of one that is idle."""
+"""Niceness more than ours: a tenth of a core when a thread of ours is busy, all of one that is idle."""
 
 
 def yield_cores(pid: int) -> None:
@@ -214,9 +223,32 @@ def stop(process: psutil.Process, grace: float) -> list[str]:
 def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
     """Wait `grace` seconds for processes to end on their own and kill the others; returns what was killed."""
     killed = []
-    for process in psutil.wait_procs(processes, timeout=grace)[1]:
+    for process in still_running(processes, grace):
         with suppress(psutil.NoSuchProcess):
             name = f"{process.name()} ({process.pid})"
             process.kill()
             killed.append(name)
     return killed
+
+
+def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended within `seconds`.
+
+    One that its parent has yet to notice has ended: in a container, the first process may take its time, or never look.
+    """
+    left = list(processes)
+    for _ in poll(seconds):
+        left = [process for process in left if not _has_ended(process)]
+        if not left:
+            break
+    return left
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        process.wait(0)  # of a child of ours nothing is left then
+    except (psutil.NoSuchProcess, psutil.TimeoutExpired):
+        pass
+    return True

@@ -18,8 +18,10 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from threading import Thread, get_ident, local
 from typing import Any, ParamSpec, Protocol, TypeVar
+from weakref import finalize
 
 from trinity_core.waits import is_readable
 
@@ -44,6 +46,25 @@ class DaemonThreads(Executor):
     def _begin(self, future: Future[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:
         answer = (_answer, future, fn, args, kwargs)
         Thread(target=copy_context().run, args=answer, name=self.name, daemon=True).start()
+
+
+class DaemonThread(DaemonThreads):
+    """An executor whose calls run one after the other in one daemon thread, which ends when the executor is gone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        calls = self._calls = SimpleQueue[Callable[[], None] | None]()
+        Thread(target=_run_all, args=(calls,), name=name, daemon=True).start()
+        finalize(self, calls.put, None)
+
+    def _begin(self, future: Future[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._calls.put(partial(copy_context().run, _answer, future, fn, args, kwargs))
+
+
+def _run_all(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it holds its arguments, and through them perhaps the executor
 
 
 class Interrupted(BaseException):

@@ -116,7 +116,7 @@ def ended_by_signal(config: Config) -> str:
 
     run, next_start = config, "The same command resumes the run."
     if not config.continue_from_checkpoint:
-        run, next_start = in_newest_folder(config), "The same command begins anew."
+        run, next_start = in_newest_folder(config), "The same command starts over."
         record = read_record(run.job_dir)
         if record is None or record.pid != os.getpid():
             return f"Ended by a signal before the run had begun. {next_start}"

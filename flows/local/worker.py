@@ -14,6 +14,7 @@ import psutil
 
 from flows.local.server import Process, prefect_environment, start_process
 from tasks.prefect_api import api_client
+from trinity_core.processes import still_running
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -123,7 +124,7 @@ def end_processes(runs: Sequence[FlowRun]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    psutil.wait_procs(processes, timeout=END_SECONDS)
+    still_running(processes, END_SECONDS)
 
 
 def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, message: str) -> None:

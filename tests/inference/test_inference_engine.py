@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -341,6 +343,21 @@ def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
     with raising(InputError, key="model.max_model_len"):
         asyncio.run(tiny_engine.score([7] * (most + 1)))
     assert len(asyncio.run(tiny_engine.score([7] * most))) == most - 1
+
+
+def test_vllm_looks_for_its_kernels_beside_proxies(tiny_engine, monkeypatch):
+    """A plugin may import Flask, any attribute of whose `request` raises outside of a request."""
+    from vllm.triton_utils.dispatcher import _rebind_kernels
+
+    class Proxy:
+        @property
+        def __dict__(self):
+            raise RuntimeError("outside of a request")
+
+    module = ModuleType("proxies")
+    module.request = Proxy()
+    monkeypatch.setitem(sys.modules, "proxies", module)
+    _rebind_kernels([])
 
 
 def test_oversized_prompt_is_refused_alone(tiny_engine):

@@ -76,6 +76,24 @@ def test_what_is_named_wrongly_is_told(load, override, key):
 
 
 @pytest.mark.parametrize(
+    "mistake",
+    [
+        f"{OPERATORS}=[{{name: overlong_penalty}}]",
+        f"{OPERATORS}=[{{name: overlong_penalty, args: {{max_response_length: text, cache_length: 4}}}}]",
+        "algorithm.policy_loss_fn_args.clip_range=text",
+        "data_processor.task_pipeline={inputs: [x], operators: [{name: text_length_filter, args: {min_len: text}}]}",
+    ],
+)
+def test_mistake_that_all_stages_inherit_is_told_as_if_one_had_it(load, mistake):
+    def messages(*overrides):
+        with pytest.raises(ConfigError) as caught:
+            load(mistake, "algorithm.algorithm_type=grpo", *overrides)
+        return [(problem.key, problem.message) for problem in caught.value.problems]
+
+    assert messages("stages=[{stage_name: a}, {stage_name: b}, {stage_name: c}]") == messages()
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "args", "model"),
     [
         ("reward_fn", "llm_judge", "reward_fn_args", True),

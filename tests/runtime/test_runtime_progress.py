@@ -85,3 +85,24 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
             report.report()
     assert parse.call_count == 2, "each reads the new line alone, once"
     assert [message.count("0.500") for message in caplog.messages] == [1]
+
+
+def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trinity_core.runtime.progress")
+    model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
+    buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
+    tree = {"mode": "bench", "checkpoint_root_dir": str(tmp_path), "model": model, "buffer": buffer}
+    config = config_from_dict(tree, [])
+    scores = MetricsFile(config.job_dir, "eval")
+
+    def score(step: int, accuracy: float) -> None:
+        scores.write(step, {"eval/test/accuracy": accuracy, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+
+    report = ProgressReport(config, "explorer")
+    for step in (0, 10, 20):
+        score(step, 0.25)
+    report.report()
+    metrics_file.rewind(config.job_dir, 10)
+    score(20, 0.5)
+    report.report()
+    assert [message.count("0.500") for message in caplog.messages] == [0, 0, 0, 1]

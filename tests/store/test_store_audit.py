@@ -230,7 +230,7 @@ def test_replay_stays_clean_through_rewind_and_pruning(server_url: str, tmp_path
     names = [{one.group for one in run.store.batch(step)} for step in (1, 2, 3, 4)]
     assert names[0] == names[1] and names[2] == names[3] and not names[0] & names[2], "each is used twice"
     run.save(4)
-    assert run.store.prune(4, uses=2) == 12 and not run.store.batch(1)
+    assert run.store.prune(4, again) == 12 and not run.store.batch(1)
     audit = run.audit()
     assert audit.clean and audit.trained == 6 and audit.trained_at == {1: 3, 3: 3}, audit.problems
 

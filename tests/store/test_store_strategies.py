@@ -9,6 +9,7 @@ from store_helpers import ids, make_rows
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.store import leasing
 from trinity_core.store.expert import START, ExpertData
 from trinity_core.store.strategies import (
     PRIORITY_FNS,
@@ -65,7 +66,7 @@ def test_a_group_is_used_up_to_its_limit_and_then_pruned(store):
     limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2}}
     strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0, **limited})
     store.put("e", 1, {}, make_rows(2), 0)
-    store.finished("e")
+    store.mark_finished("e")
     assert [len(store.lease(step, 4, step - 1, strategy, now=20.0 * step)) for step in (1, 2, 3)] == [4, 4, 0]
     store.commit(2)
     store.rewind(2)
@@ -73,9 +74,26 @@ def test_a_group_is_used_up_to_its_limit_and_then_pruned(store):
     store.put("e", 2, {}, make_rows(1, version=2), 2)
     assert len(store.lease(3, 2, 2, strategy, now=90.0)) == 2
     store.commit(3)
-    assert store.prune(3, uses=2) == 4, "one group was used once: it may be used again"
+    assert store.prune(3, strategy) == 4, "one group was used once: it may be used again"
     assert len(store.lease(4, 2, 3, strategy, now=190.0)) == 2
     assert len(store.batch(1)) == 0 and len(store.batch(4)) == 2
+
+
+def test_a_group_that_was_passed_over_long_enough_has_sunk(store, monkeypatch):
+    """It is not taken again, and its rows go once no rewind may need them."""
+    monkeypatch.setattr(leasing, "RETENTION", 4)
+    strategy = make_strategy("default", replay={"reuse_cooldown_time": 2.0})
+
+    def lease(step, rows):
+        return store.lease(step, rows, step - 1, strategy, now=100.0 + step, final=True)
+
+    for step in range(1, 20):  # each has fresh rows, which are preferred
+        store.put("e", step, {}, make_rows(1, version=step - 1, tag=f"step {step} "), step - 1)
+        assert {row.group for row in lease(step, 2)} == {f"step {step} g0"}
+    store.commit(19)
+    assert store.prune(18, strategy) == 2 * 12, "step 13 is the first that a rewind to 18 can take again"
+    store.put("e", 20, {}, make_rows(1, version=19, tag="step 20 "), 19)
+    assert {row.group for row in lease(20, 1000)} == {f"step {step} g0" for step in (15, 16, 17, 18, 20)}
 
 
 def test_stale_groups_are_counted_and_never_trained(store):
@@ -92,7 +110,7 @@ def test_stale_groups_are_counted_and_never_trained(store):
 def test_reuse_after_the_cooldown_only(store):
     strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0})
     store.put("e", 1, {}, make_rows(2), 0)
-    store.finished("e")
+    store.mark_finished("e")
     assert len(store.lease(1, 4, 0, strategy, now=100.0)) == 4
     assert store.lease(2, 4, 1, strategy, now=105.0) == []
     assert len(store.lease(3, 4, 2, strategy, now=110.0)) == 4
@@ -155,7 +173,7 @@ def test_expert_data_without_a_usable_row():
 def test_mix_takes_both_and_resumes_both(store):
     strategy, data = Mix(0.25), expert(seed=1)
     store.put("e", 1, {}, make_rows(6, 3), 0)
-    store.finished("e")
+    store.mark_finished("e")
     batches = {step: store.lease(step, 8, step - 1, strategy, data) for step in (1, 2, 3)}
     for batch in batches.values():
         assert [e.is_expert for e in batch] == [False] * 6 + [True] * 2

@@ -157,6 +157,37 @@ def test_a_value_that_cannot_be_read_stays_in_its_field(folder: Path) -> None:
     assert field(page, "repeat_times").value == "[1" and page.text_area[0].value == TEXT  # type: ignore[attr-defined]
 
 
+def test_a_value_that_a_broken_text_kept_out_can_be_entered_again(folder: Path) -> None:
+    one, other = opened(), opened()
+    other.text_area[0].set_value("name: [").run()
+    assert field(one, "repeat_times").set_value("16").run().toast  # type: ignore[attr-defined]
+    other.text_area[0].set_value(TEXT).run()
+    one.run()
+    assert field(one, "repeat_times").value == "8"  # type: ignore[attr-defined]
+    field(one, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    assert "repeat_times: 16" in one.text_area[0].value
+
+
+def test_an_emptied_text_that_is_not_used_yet_is_asked_about(folder: Path) -> None:
+    one, other = opened(), opened()
+    field(other, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    one.text_area[0].set_value("").run()
+    assert one.warning and "repeat_times: 16" in one.text_area[0].value
+    [use] = [button for button in one.button if button.label == "Use this text"]
+    use.click().run()
+    assert not one.text_area[0].value and not one.warning
+
+
+def test_changes_that_are_not_kept_are_said(folder: Path) -> None:
+    page = opened()
+    drafts = folder / ".trinity/studio/drafts"
+    drafts.parent.mkdir(parents=True, exist_ok=True)
+    drafts.write_text("no folder")
+    field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    assert not page.exception and "repeat_times: 16" in page.text_area[0].value
+    assert [caption for caption in page.caption if "drafts" in caption.value]
+
+
 def test_a_misspelt_key_is_shown_with_the_key_that_is_meant(folder: Path) -> None:
     page = opened()
     page.text_area[0].set_value(TEXT.replace("repeat_times", "repeat_time")).run()

@@ -140,6 +140,18 @@ def test_unsaved_changes_outlive_the_page(tmp_path: Path) -> None:
     assert "repeat_times: 16" in (tmp_path / "copy.yaml").read_text() and not [*drafts.iterdir()]
 
 
+def test_an_edit_is_made_where_its_copy_cannot_be_kept(tmp_path: Path) -> None:
+    file, drafts = tmp_path / "my.yaml", tmp_path / "drafts"
+    file.write_text(TEXT)
+    draft = ConfigDraft.opened(file, drafts)
+    drafts.write_text("no folder")
+    draft.change("algorithm.repeat_times", 16)
+    assert draft.value("algorithm.repeat_times") == 16 and str(drafts) in draft.unkept
+    drafts.unlink()
+    draft.change("algorithm.repeat_times", 32)
+    assert not draft.unkept and [*drafts.iterdir()]
+
+
 def test_the_pages_of_a_file_edit_one_draft(tmp_path: Path) -> None:
     file, other, drafts = tmp_path / "my.yaml", tmp_path / "other.yaml", tmp_path / "drafts"
     file.write_text(TEXT)

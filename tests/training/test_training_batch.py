@@ -9,6 +9,7 @@ from batches import make_batch as make_rows
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.errors import InputError
 from trinity_core.training.batch import batch_metrics, make_batch
 from trinity_core.training.update import prepare
@@ -155,3 +156,17 @@ def test_given_answers_need_no_verdict(make_config):
         row.reward, row.logprobs, row.is_expert = None, None, True
     batch = lay_out(rows, objective)
     assert batch.mask[:4].any(-1).all() and batch.excluded.tolist() == [True] * 4 + [False] * 12
+
+
+@pytest.mark.parametrize("algorithm", [name for name, known in ALGORITHMS.items() if known.uses_rollouts])
+def test_no_advantage_follows_from_a_batch_that_nothing_judged(make_config, algorithm):
+    """Such as one of answers that the teacher could not score."""
+    experts = {"buffer__trainer_input__auxiliary_buffers__sft__path": "x"} if algorithm.startswith("mix") else {}
+    objective = Objective(make_config(algorithm, **experts).algorithm)
+    rows = [
+        replace(row, reward=None, action_mask=np.zeros(row.response_length, dtype=bool)) for row in make_rows(1)[:4]
+    ]
+    batch = lay_out(rows, objective)
+    zeros = torch.zeros(batch.mask.shape)
+    prepared, _ = prepare(objective, batch, zeros, zeros, zeros, zeros)
+    assert not prepared.advantages.any()

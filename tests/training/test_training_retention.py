@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from trinity_core.config.training import RETENTION
-from trinity_core.store.strategies import make_strategy
+from trinity_core.store.strategies import Strategy, make_strategy
 from trinity_core.training.sources import RolloutSource
 
 
 class Store:
     def __init__(self) -> None:
         self.committed: list[int] = []
-        self.pruned: list[tuple[int, int]] = []
+        self.pruned: list[tuple[int, Strategy]] = []
 
     def commit(self, step: int) -> None:
         self.committed.append(step)
 
-    def prune(self, step: int, uses: int) -> int:
-        self.pruned.append((step, uses))
+    def prune(self, step: int, strategy: Strategy) -> int:
+        self.pruned.append((step, strategy))
         return 0
 
     def explorer_steps(self) -> dict[str, int]:
@@ -36,24 +36,15 @@ def source_of(tmp_path: Path, replay: dict[str, Any] | None = None) -> Any:
     return SimpleNamespace(store=Store(), strategy=strategy, explorer_meta=tmp_path / "explorer_meta.json")
 
 
-@pytest.mark.parametrize("replay", [None, {}])
+@pytest.mark.parametrize("replay", [None, {}, {"reuse_cooldown_time": 60.0}])
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])
 def test_old_rows_that_no_checkpoint_needs_are_pruned(
     tmp_path: Path, oldest: int, expected: int, replay: dict[str, Any] | None
 ) -> None:
+    """The store keeps those of them that the strategy may take again."""
     source = source_of(tmp_path, replay)
     RolloutSource.commit(source, RETENTION + 50, oldest)
-    assert source.store.committed == [RETENTION + 50] and source.store.pruned == [(expected, 1)]
-
-
-def test_reusable_rows_are_kept(tmp_path: Path) -> None:
-    source = source_of(tmp_path, {"reuse_cooldown_time": 60.0})
-    RolloutSource.commit(source, 500, 400)
-    assert source.store.committed == [500] and not source.store.pruned
-    limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2}}
-    source = source_of(tmp_path, {"reuse_cooldown_time": 60.0, **limited})
-    RolloutSource.commit(source, 500, 400)
-    assert source.store.pruned == [(400, 2)], "what was used up is not kept"
+    assert source.store.committed == [RETENTION + 50] and source.store.pruned == [(expected, source.strategy)]
 
 
 def test_step_of_each_explorer_is_recorded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -183,6 +184,22 @@ def test_memory_for_tensors_of_a_gpu_is_pinned_once(tmp_path: Path, monkeypatch:
         assert [written[str(i)].tolist() for i in range(5)] == [[turn + i] * size for i, size in enumerate(sizes)]
     segment.close()
     assert not registered
+
+
+def test_a_large_checkpoint_may_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps a file open, and many machines allow 1,024 of them by default."""
+    monkeypatch.setattr(Segment, "CHUNK", 4096)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len([*Path("/proc/self/fd").iterdir()]) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        writer = one_rank()
+        segment, piece = writer.segment(0, 0), Piece("large.pt")
+        for number in range(2 * few):
+            segment.add(piece, str(number), torch.full((4096,), number % 256, dtype=torch.uint8))
+        writer.let_go()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Gpu(TorchFunctionMode):

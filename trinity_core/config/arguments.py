@@ -107,7 +107,7 @@ def _monitor_args(config: Config, report: Report) -> dict[str, Any]:
 def _fitting(
     model: type[BaseModel] | None, owner: str, args: Mapping[str, Any], key: str, report: Report
 ) -> dict[str, Any]:
-    values, problems_before = dict(args), len(report.problems)
+    values, before = dict(args), report.added
     fields = {} if model is None else model.model_fields
     takes_any = model is None or model.model_config.get("extra") == "allow"
     for name, value in args.items():
@@ -124,10 +124,10 @@ def _fitting(
             if section is not None or from_yaml(kind):
                 fits = convert(Args | None if section is not None else kind, value, path, report)
                 values[name] = value if fits is BAD else fits
-    if len(report.problems) == problems_before:
+    if report.added == before:
         for name in (name for name, field in fields.items() if field.is_required() and name not in args):
             report.add(Finding(f"{key}.{name}", None, "missing", f"must be given: '{owner}' has no default for it."))
-    if model is not None and len(report.problems) == problems_before:
+    if model is not None and report.added == before:
         _validate(model, values, key, report)
     return values
 

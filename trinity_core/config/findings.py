@@ -116,9 +116,12 @@ class Report:
         self.places = dict(places or {})
         self.stage = stage
         self.problems: list[Finding] = []
+        self.added = 0
+        """Findings added, those that an earlier stage had too among them: it grows if a check fails."""
 
     def add(self, finding: Finding) -> None:
         """Add a finding with its place, once."""
+        self.added += 1
         key, place = self._locate(finding.key)
         value = finding.value
         if isinstance(value, str) and len(value) > LONGEST:

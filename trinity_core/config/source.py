@@ -33,7 +33,7 @@ DEEPEST = 50
 UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
 TAG = "tag:yaml.org,2002:"
 OBJECT = "!object"
-"""Tag of what is no plain value, of which the node's text is the type."""
+"""Tag of what is no plain value; the node's text is its type."""
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
 

@@ -66,6 +66,21 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
+def _has(thing: object, name: str) -> bool:
+    try:
+        return hasattr(thing, name)
+    except Exception:  # noqa: BLE001 - of any other library
+        return False
+
+
+def pass_over_proxies() -> None:
+    """Let vLLM's search of all that is imported for copies of its kernels pass over names that raise while they stand
+    for nothing, as Flask's `request` does: the engine would not start beside a plugin that imports Flask."""
+    from vllm.triton_utils import dispatcher
+
+    vars(dispatcher)["hasattr"] = _has
+
+
 class InProcessEngine(Engine):
     """The stepping thread and what it holds; the coroutines only queue jobs for it."""
 
@@ -192,6 +207,7 @@ class InProcessEngine(Engine):
                 from trinity_core.inference.one_adapter import use_one_adapter
 
                 use_one_adapter()
+            pass_over_proxies()
             _freeze_imports()
             began = time.perf_counter()
             # The base of an adapter is never loaded again.

@@ -64,7 +64,7 @@ class EngineSettings:
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
     lora_rank: int = 0
-    """Rank of the LoRA adapter that is in use beside the model; 0 without one."""
+    """Rank of the LoRA adapter that is in use on top of the model; 0 without one."""
     lora_modules: tuple[str, ...] = ()
     """Last parts of the names of the matrices that it changes; empty: of all but the output embedding."""
     adapter_path: str = ""

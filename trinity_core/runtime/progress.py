@@ -46,7 +46,7 @@ class ProgressReport:
         self._reading = Lock()
         """The last report may not wait for the one before."""
         self._read()
-        self._told = len(self._metrics.evaluations)
+        self._told = [*self._metrics.evaluations]
         """Evaluations whose scores are known."""
         self._due = 0.0
 
@@ -91,9 +91,9 @@ class ProgressReport:
 
     def _tell_scores(self, evaluations: list[MetricLine]) -> None:
         """Log the scores of each evaluation since the last report."""
-        for line in evaluations[self._told :]:
+        for line in (line for line in evaluations if line not in self._told):
             log.info("step %d: %s", line.step, scores_text(by_eval_set(self.config, line.metrics)))
-        self._told = len(evaluations)
+        self._told = [*evaluations]
 
     def _percent(self, last: MetricLine | None) -> float:
         step = last.step if last else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
@@ -19,8 +20,9 @@ from sqlalchemy.exc import (
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
+from trinity_core.processes import BOOT_ID
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
-from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables, statements
+from trinity_core.store.schema import BOOT, META_TABLE, SCHEMA_VERSION, Tables, statements
 from trinity_core.waits import retry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,7 +143,7 @@ def again_if_away(method: F) -> F:
 
 
 class Database:
-    """Connections to the tables of one run. Safe for threads and processes; open it anew after a fork."""
+    """Connections to the tables of one run. Safe for threads and processes; reopen it after a fork."""
 
     def __init__(self, url: str, tables: Tables, namespace: str, read_only: bool = False) -> None:
         self.url, self._backend, self._engine = _connect(url, read_only)
@@ -151,9 +153,12 @@ class Database:
         self._tick = statements(tables).tick.run
         self._idle: list[Connection] = []
         """Connections of writers, kept: to check one out of the pool takes as long as the statements of a put."""
+        self._booted: float | None = None
+        """When this machine was booted, by the store (`BOOT`)."""
         if read_only:
             with self.read() as connection:
                 self._check_schema(connection.execute(select(tables.meta.c.schema)).scalar())
+                self._booted = self._boot_time(connection)
         else:
             self._create(namespace)
 
@@ -200,8 +205,12 @@ class Database:
             return int(connection.execute(select(self.tables.meta.c.clock)).scalar_one())
 
     def now(self, connection: Connection) -> float:
-        """Unix seconds by the database's clock, by which everything in the store is dated."""
-        return self._backend.now(connection)
+        """Unix seconds by the database's clock, by which everything in the store is dated.
+
+        Where all processes are on one machine, a clock that nobody sets: one that is set, or a machine that slept,
+        would make those at work look lost.
+        """
+        return self._backend.now(connection) if self._booted is None else self._booted + time.monotonic()
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int]]:
@@ -242,9 +251,19 @@ class Database:
                 if connection.execute(select(meta.c.schema)).scalar() is None:
                     first = {"clock": 0, "lineage": 0, "committed": 0}
                     connection.execute(insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first))
+                if self._backend.one_machine and BOOT_ID.exists():
+                    self._booted = self._boot_time(connection)
+                    if self._booted is None:
+                        self._booted = time.time() - time.monotonic()
+                        boot = {"role": BOOT, "name": BOOT_ID.read_text().strip(), "seen": self._booted}
+                        connection.execute(insert(self.tables.presence).values(boot))
 
         with self._translated():
             when_room(partial(retry, create, _is_locked, CREATE_SECONDS, 0.1), self.name)
+
+    def _boot_time(self, connection: Connection) -> float | None:
+        p, boot = self.tables.presence.c, BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        return connection.scalar(select(p.seen).where(p.role == BOOT, p.name == boot))
 
     def _check_schema(self, known: int | None) -> None:
         if known != SCHEMA_VERSION:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
+from trinity_core.config.training import RETENTION
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertPosition, ExpertSource
@@ -31,31 +33,50 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
     return experiences
 
 
-def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float) -> list[Candidate]:
-    """The groups `strategy` may choose from, in order of insertion."""
+def candidates(
+    connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float, step: int
+) -> list[Candidate]:
+    """The groups from which `strategy` may choose the batch of `step`, in order of insertion."""
     if strategy.cooldown is None and not strategy.whole_queue:  # a group has at least one row
         return [Candidate(*row) for row in statements(t).oldest_ready.run(connection, count=rows).fetchall()]
-    uses = select(t.lease_groups.c.group_id, func.count().label("uses"), func.max(t.leases.c.at).label("last")).join(
-        t.leases, t.leases.c.step == t.lease_groups.c.step
-    )
-    used = uses.group_by(t.lease_groups.c.group_id).subquery()
     g = t.groups.c
     columns = (g.id, g.size, g.newest, g.oldest, g.explorer, g.step)
-    if strategy.cooldown is None:
-        query = select(*columns).where(in_queue(t.groups))
-    else:
-        cool = and_(g.state.in_((State.LEASED, State.TRAINED)), used.c.last <= now - strategy.cooldown)
+    groups = [Candidate(*row) for row in connection.execute(select(*columns).where(in_queue(t.groups)))]
+    if strategy.cooldown is not None:
+        used = _used(connection, t, sunk_since(connection, t, step, strategy.cooldown)).subquery()
+        cool = select(*columns, used.c.uses).join(used, used.c.group_id == g.id)
+        cool = cool.where(g.state.in_((State.LEASED, State.TRAINED)), used.c.last <= now - strategy.cooldown)
         if strategy.use_limit is not None:
-            cool = and_(cool, used.c.uses < strategy.use_limit)
-        query = (
-            select(*columns, func.coalesce(used.c.uses, 0))
-            .outerjoin(used, used.c.group_id == g.id)
-            .where(or_(in_queue(t.groups), cool))
-        )
-    query = query.order_by(g.id)
-    if not strategy.whole_queue:
-        query = query.limit(rows)
-    return [Candidate(*row) for row in connection.execute(query)]
+            cool = cool.where(used.c.uses < strategy.use_limit)
+        groups += [Candidate(*row) for row in connection.execute(cool)]
+    groups.sort(key=lambda group: group.id)
+    return groups if strategy.whole_queue else groups[:rows]
+
+
+def sunk_since(connection: Connection, t: Tables, step: int, cooldown: float) -> float:
+    """A group that was used then for the last time, or before, has sunk below others: it could have been taken again in
+    each of the last `RETENTION` train steps before `step`, and was not."""
+    before = select(t.leases.c.at).where(t.leases.c.step <= step - RETENTION).order_by(t.leases.c.step.desc()).limit(1)
+    at = connection.scalar(before)
+    return -inf if at is None else at - cooldown
+
+
+def _used(connection: Connection, t: Tables, since: float) -> Select[tuple[int, int, float]]:
+    """Each group that was used after `since`: its id, in how many batches it was, and when in the last one.
+
+    Batches from before the policy of the oldest of them, of which a long run has many, are not read.
+    """
+    lg, at = t.lease_groups.c, t.leases.c.at
+    recent = _used_after(t, since)
+    oldest = connection.scalar(select(func.min(t.groups.c.newest)).where(t.groups.c.id.in_(recent)))
+    uses = select(lg.group_id, func.count().label("uses"), func.max(at).label("last"))
+    uses = uses.join(t.leases, t.leases.c.step == lg.step).group_by(lg.group_id)
+    return uses.where(lg.group_id.in_(recent), lg.step > (oldest or 0))
+
+
+def _used_after(t: Tables, since: float) -> Select[tuple[int]]:
+    lg = t.lease_groups.c
+    return select(lg.group_id).join(t.leases, t.leases.c.step == lg.step).where(t.leases.c.at > since)
 
 
 def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
@@ -130,7 +151,7 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
-    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
+    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask again
     return _count_rows(connection, t, pruned)
 
 
@@ -144,20 +165,24 @@ def mark_trained(connection: Connection, t: Tables, step: int) -> None:
     connection.execute(update(t.meta).where(t.meta.c.committed < step).values(committed=step))
 
 
-def prune(connection: Connection, t: Tables, step: int, uses: int = 1) -> int:
+def prune(connection: Connection, t: Tables, step: int, strategy: Strategy) -> int:
     """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many.
 
-    Rows in fewer than `uses` batches stay, since they may be used again.
+    Where rows may be used again, those stay that have uses left and have not sunk (`sunk_since`).
 
     Their groups stay, as PRUNED, for the ledger.
     """
     g = t.groups.c
     later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
-    old = or_((g.state == State.TRAINED) & g.id.not_in(later), (g.state == State.STALE) & (g.stale_at <= step))
-    if uses > 1:
-        counted = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id).having(func.count() >= uses)
-        old = old & or_(g.state == State.STALE, g.id.in_(counted))
-    ids = list(connection.scalars(select(g.id).where(kept(t), old)))
+    trained = (g.state == State.TRAINED) & g.id.not_in(later)
+    if strategy.cooldown is not None:
+        sunk = g.id.not_in(_used_after(t, sunk_since(connection, t, step, strategy.cooldown)))
+        limit = EVERY_ROW if strategy.use_limit is None else strategy.use_limit
+        uses = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id)
+        trained = trained & (sunk | g.id.in_(uses.having(func.count() >= limit)))
+    ids = list(
+        connection.scalars(select(g.id).where(kept(t), trained | (g.state == State.STALE) & (g.stale_at <= step)))
+    )
     rows = _count_rows(connection, t, ids)
     for some in chunks(ids):
         connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))

@@ -51,6 +51,9 @@ BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
 """Option of tables whose key is no integer: SQLite then writes one page for a row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
+BOOT = "boot"
+"""Role of a row with the time of a boot of the machine, in Unix seconds as they were when the store was first opened
+after it; its name is the boot's id."""
 REWIND = "rewind"
 """Role of a row with the step that a rewind went back to; its name is the lineage that began then."""
 

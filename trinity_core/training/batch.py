@@ -68,6 +68,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
         raise DataError("a training batch has no rows")
     rows = _judged(experiences, needs)
     width = max(e.response_length for e in rows)
+    taught = [e.teacher_logprobs for e in rows]
     return Batch(
         rows,
         _grid([e.action_mask for e in rows], width, np.bool_).to(device),
@@ -75,7 +76,9 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
         torch.tensor([e.logprobs is not None for e in rows], device=device),
         torch.tensor([e.total_reward or 0.0 for e in rows], dtype=torch.float64, device=device),
         _optional([e.token_rewards for e in rows], width, device),
-        _optional([e.teacher_logprobs for e in rows], width, device),
+        _grid(taught, width, np.float32).to(device)
+        if "teacher_logprobs" in needs  # also where no row has any: then none is in the loss
+        else _optional(taught, width, device),
         torch.tensor([e.is_expert for e in rows], device=device),
     )
 

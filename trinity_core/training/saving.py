@@ -1,8 +1,8 @@
-"""Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk. Where tensors
+"""Writes checkpoints in the background: a step waits for the copy in memory, not for the disk. Where tensors
 last until the next update, only that update waits for a GPU's copy.
 
 A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; it
-writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, beside the temporary
+writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, next to the temporary
 folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
 a step waits until files are written. One checkpoint is written at a time.
 """
@@ -27,7 +27,7 @@ from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room, write_json
-from trinity_core.processes import free_memory, yield_cores
+from trinity_core.processes import allow_open_files, free_memory, yield_cores
 from trinity_core.threads import DaemonThreads
 from trinity_core.waits import Wait, poll
 
@@ -56,6 +56,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one rank. `call` and `trim` belong to the thread that writes."""
 
     def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
+        allow_open_files()  # Python keeps one for each chunk of a segment: 700 for 43 GB
         self._ranks = ranks
         self._ranks_here = ranks_here
         self._worker: Worker | None = None

@@ -185,12 +185,12 @@ class RolloutSource(BatchSource):
     def present(self, total_steps: int) -> Iterator[None]:
         """Note in the store that the trainer begins, and every few seconds that it is still there."""
         self.store.begin(self.name, total_steps)
-        with present(partial(self.store.seen, TRAINER, self.name), "the trainer"):
+        with present(partial(self.store.mark_seen, TRAINER, self.name), "the trainer"):
             yield
 
     def end(self) -> None:
         """Note it in the store."""
-        self.store.end(self.name)
+        self.store.mark_ended(self.name)
 
     def untrained_rows(self) -> int:
         """Rows in the queue."""
@@ -233,9 +233,7 @@ class RolloutSource(BatchSource):
         """
         self.store.commit(step)
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=self.store.explorer_steps())
-        uses = 1 if self.strategy.cooldown is None else self.strategy.use_limit
-        if uses is not None:
-            self.store.prune(min(oldest, step - RETENTION), uses)
+        self.store.prune(min(oldest, step - RETENTION), self.strategy)
 
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, number: int = 0) -> SupervisedSet:
