@@ -130,8 +130,8 @@ def _outlive_readers() -> None:
     """Let a pipe that nobody reads any more, as of `| head`, end the lines and not the run, which rich would end."""
     from rich.console import Console
 
-    def go_on(console: Console) -> None:
-        pipe, nowhere = os.fstat(console.file.fileno()), os.open(os.devnull, os.O_WRONLY)
+    def go_on(self: Console) -> None:
+        pipe, nowhere = os.fstat(self.file.fileno()), os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             if os.path.samestat(os.fstat(stream), pipe):
                 os.dup2(nowhere, stream)
