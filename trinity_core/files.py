@@ -1,4 +1,4 @@
-"""Paths as users write them, and files of which a reader, or the next start after a power cut, sees all or nothing."""
+"""Paths as users write them, and files that a reader, or the next start after a power cut, sees whole or not at all."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def cache_folder() -> Path:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A new name beside `path` that marks what is half written."""
+    """A new name next to `path` that marks what is half written."""
     return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")
 
 

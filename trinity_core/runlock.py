@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import clear_errors, when_room
 
-TRAINING = "training"
+RUN_TRAINS = "training"
 """The lock of a run that trains."""
-TRAINER = "trainer"
+TRAINER_PROCESS = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
 """How long it may."""
