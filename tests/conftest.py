@@ -35,27 +35,35 @@ LONGEST = (
     "runtime/test_runtime_run.py",
     "flows/test_flows_runs.py",
     "test_wheel.py",
-    "studio/test_studio_page.py",
     "runtime/test_runtime_ray_node.py",
-    "rollout/test_rollout_serving_real.py",
-    "chaos/test_chaos.py",
+    "studio/test_studio_page.py",
     "flows/test_flows_signals.py",
-    "training/test_training_ranks.py",
     "inference/test_inference_families.py",
-    "inference/test_inference_async_llm.py",
-    "rollout/test_rollout_taught.py",
-    "workflows/test_reward_code.py",
+    "chaos/test_chaos.py",
     "runtime/test_nodes.py",
-    "runtime/test_python_call.py",
-    "inference/test_openai_frameworks.py",
-    "training/test_training_packing.py",
-    "runtime/test_runtime_notice.py",
-    "test_contributing.py",
+    "rollout/test_rollout_serving_real.py",
+    "training/test_training_ranks.py",
+    "workflows/test_reward_code.py",
+    "rollout/test_rollout_taught.py",
+    "tracking/test_tracking_forwarder.py",
     "studio/test_studio_hub.py",
+    "runtime/test_python_call.py",
+    "test_contributing.py",
+    "inference/test_openai_frameworks.py",
+    "workflows/test_reward_pool.py",
+    "workflows/test_reasoning_gym.py",
+    "store/test_store_stateful.py",
+    "test_compiler.py",
+    "test_benchmark_gpu.py",
+    "training/test_training_packing.py",
+    "studio/test_studio_app.py",
+    "training/test_training_update.py",
+    "inference/test_inference_async_llm.py",
+    "store/test_store_audit.py",
     "rollout/test_rollout_explorer_real.py",
-    "inference/test_openai_api.py",
+    "rollout/test_rollout_runner.py",
     "flows/test_flows_verdicts.py",
-    "flows/test_flows_retries.py",
+    "runtime/test_runtime_reward_model.py",
 )
 """Files that take longest (`pytest --durations=0`), the longest first; the second makes the run with which the first
 compares its own."""
@@ -112,6 +120,16 @@ def reward_folder(tiny_folder, tmp_path_factory) -> Path:
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def empty_mlflow(tmp_path_factory) -> Path:
+    """The database of an MLflow store in which nothing is: to make it takes seconds of a core. For copies."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}", f"sqlite:///{path}").search_experiments()
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -98,13 +98,14 @@ def test_schema_accepts_what_the_loader_accepts(override: str) -> None:
 
 
 def test_schema_says_of_a_setting_what_the_page_says() -> None:
-    optimizer = json_schema()["$defs"]["OptimizerConfig"]["properties"]
+    defined = json_schema()["$defs"]
+    optimizer = defined["OptimizerConfig"]["properties"]
     assert optimizer["lr"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0}
     assert (optimizer["lr"]["default"], optimizer["lr"]["description"]) == (1e-6, "Peak learning rate.")
     assert optimizer["lr_warmup_steps"]["unit"] == "steps"
-    algorithm = json_schema()["$defs"]["AlgorithmConfig"]["properties"]
+    algorithm = defined["AlgorithmConfig"]["properties"]
     assert "grpo" in algorithm["algorithm_type"]["examples"] and "dpo" in algorithm["policy_loss_fn"]["examples"]
-    assert not {name for schema in json_schema()["$defs"].values() for name in schema} & {"ge", "gt", "le", "lt"}
+    assert not {name for schema in defined.values() for name in schema} & {"ge", "gt", "le", "lt"}
 
 
 def test_command_lists_every_setting() -> None:

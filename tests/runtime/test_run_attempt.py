@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -76,6 +77,13 @@ def test_a_session_that_cannot_start_leaves_nothing_open(tmp_path: Path, monkeyp
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name in ("forwarder", "tracking")]
     with (attempt.config.job_dir / ".training.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_mlflow: Path) -> Path:
+    """A checkpoint root with an MLflow store."""
+    shutil.copy(empty_mlflow, tmp_path)
+    return tmp_path
 
 
 def lose_the_store(attempt: RunAttempt) -> None:
@@ -158,10 +166,10 @@ def is_awaited(config: Config) -> bool:
 
 @pytest.mark.slow
 def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinity_core.tracking.forwarder.FAILED_CLOSE_SECONDS", 0.1)
-    attempt = begin(tmp_path)
+    attempt = begin(root)
     with pytest.raises(TransientFault, match="the node died"), attempt:
         end_looks(attempt)
         lose_the_store(attempt)
@@ -170,9 +178,9 @@ def test_a_failed_run_keeps_its_error_if_tracking_fails_too(
 
 
 @pytest.mark.slow
-def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_metrics_were_not_tracked_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_core.tracking.forwarder.CLOSE_SECONDS", 0.1)
-    attempt = begin(tmp_path)
+    attempt = begin(root)
     with pytest.raises(Exception, match="not a database"), attempt:
         end_looks(attempt)
         lose_the_store(attempt)
@@ -263,8 +271,8 @@ def test_a_store_that_cannot_be_opened_ends_the_run_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_survives_a_tracking_store_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    attempt = begin(tmp_path)
+def test_a_run_survives_a_tracking_store_that_is_away(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = begin(root)
     store = Path(attempt.config.checkpoint_root_dir) / "mlflow.db"
     with attempt:
         attempt.tracking()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,33 @@ def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
     with pytest.raises(TransientFault, match=r"No Ray cluster answers at 127\.0\.0\.1:\d+ \(cluster\.ray_address\)"):
         reach(f"127.0.0.1:{free_port()}")
     assert time.monotonic() - began < 10
+
+
+START = """
+import os
+from trinity_core.runtime.ray_node import RayNode, start_ray
+start_ray("trinity", cpus=1, gpus=0)
+import ray
+assert RayNode.of_this_process(ours=True).alive()
+actor = ray.remote(num_cpus=0)(type("Actor", (), {"token": lambda self: os.environ.get("RAY_AUTH_TOKEN")})).remote()
+assert len(ray.get(actor.token.remote(), timeout=120)) == 64
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_ray_starts_without_a_home_beside_a_proxy_and_a_long_temporary_folder(tmp_path: Path) -> None:
+    """As in a container of a user without an account, and where each job has a temporary folder of its own: Ray keeps
+    its token in the home, its sockets in the temporary folder, and gRPC would ask the proxy for this machine."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    away = f"http://127.0.0.1:{free_port()}"
+    odd = {"HOME": "/proc/none", "TMPDIR": str(folder), "http_proxy": away, "https_proxy": away, "no_proxy": ""}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "NO_PROXY"}
+    done = subprocess.run(
+        [sys.executable, "-c", START], env=kept | odd, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +137,8 @@ def lines_of(job: Path, source: str) -> list[MetricLine]:
 def test_separate_runs_share_a_cluster_and_postgresql(
     head: tuple[str, dict[str, str]], tmp_path: Path, tiny_folders: TinyFolders, postgresql_url: str
 ) -> None:
-    """Two explorers and a trainer, which join with the cluster's token. Its worker dies; it returns to its checkpoint,
-    and they to the steps of then."""
+    """An explorer and a trainer, which join with the cluster's token. Its worker dies; it returns to its checkpoint,
+    and the explorer to the steps of then. Two explorers: `tests/rollout/test_rollout_explorer.py`."""
     address, env = head
     data = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     common: dict[str, Any] = {
@@ -132,8 +160,8 @@ def test_separate_runs_share_a_cluster_and_postgresql(
         "monitor": {"monitor_type": "tensorboard"},
     }
     longer = {"mode": "explore", "buffer": common["buffer"] | {"total_steps": 20 * STEPS}}
-    files = {name: common | longer | {"explorer": common["explorer"] | {"name": name}} for name in ("first", "second")}
-    files["trainer"] = common | {"mode": "train"}
+    named = {"explorer": common["explorer"] | {"name": "first"}}
+    files = {"first": common | longer | named, "trainer": common | {"mode": "train"}}
     job, env = tmp_path / "p/n", env | {"PYTHONPATH": str(ROOT)}
     runs = {name: start(tmp_path, env, config, name) for name, config in files.items()}
     try:
@@ -149,12 +177,11 @@ def test_separate_runs_share_a_cluster_and_postgresql(
             run.wait()
     assert not any(run.returncode for run in runs.values()), said
     assert "the trainer returns to its latest checkpoint (1 of 3)" in said["trainer"][1]
-    ends = f"the trainer has finished all its {STEPS} steps"
-    assert ends in said["first"][0] and ends in said["second"][0]
+    assert f"the trainer has finished all its {STEPS} steps" in said["first"][0]
     [audit] = audit_runs(job, url=postgresql_url).values()
     assert audit.clean and audit.checkpoint == STEPS and audit.lineage >= 1, audit
     assert set(audit.trained_at) == set(range(1, STEPS + 1))
     trained = lines_of(job, "trainer")
     assert [line.step for line in trained] == list(range(1, STEPS + 1))
     assert max(line.metrics["staleness/max"] for line in trained) <= 2
-    assert lines_of(job, "explorer.first") and lines_of(job, "explorer.second")
+    assert lines_of(job, "explorer.first")

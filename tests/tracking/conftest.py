@@ -1,4 +1,4 @@
-"""An MLflow store, made once, and its client."""
+"""A checkpoint root with an MLflow store."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mlflow_store import mlflow_client
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("mlflow")
-    mlflow_client(root).search_experiments()
-    return root / "mlflow.db"
-
 
 @pytest.fixture
-def root(tmp_path: Path, empty_store: Path) -> Path:
+def root(tmp_path: Path, empty_mlflow: Path) -> Path:
     """A checkpoint root where MLflow's store is there: making one takes seconds."""
-    shutil.copy(empty_store, tmp_path)
+    shutil.copy(empty_mlflow, tmp_path)
     return tmp_path

@@ -61,7 +61,7 @@ def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
 
 
 def sweep(root: Path) -> None:
-    """Remove the folders beside `root` that killed runs of this user left, i.e. those without a publisher."""
+    """Remove the folders next to `root` that killed runs of this user left, i.e. those without a publisher."""
     for folder in root.parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it has no lock yet, or is gone by now
             if folder != root and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
@@ -152,7 +152,7 @@ class _Slot:
 class MemoryVersions(WeightVersions):
     """Versions in slots of shared memory. Slots that do not fit there go to `spill`.
 
-    The records are in `root`, beside the slots unless `shared` names another folder for those.
+    The records are in `root`, next to the slots unless `shared` names another folder for those.
     """
 
     def __init__(self, root: Path, spill: Path | None = None, shared: Path | None = None) -> None:
