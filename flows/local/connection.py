@@ -95,6 +95,7 @@ class PrefectConnection:
         from trinity_core.runtime.pipeline import early_cluster
 
         show_our_log()
+        _outlive_readers()
         if self._temporary:
             logging.getLogger("prefect.flow_runs").addFilter(_names_no_page)
             if name in ASKING:
@@ -123,6 +124,19 @@ def ended_by_signal(config: Config) -> str:
     saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(run)}
     kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
     return f"Ended by a signal. Saved: {kept}. {next_start}"
+
+
+def _outlive_readers() -> None:
+    """Let a pipe that nobody reads any more, as of `| head`, end the lines and not the run, which rich would end."""
+    from rich.console import Console
+
+    def go_on(self: Console) -> None:
+        pipe, nowhere = os.fstat(self.file.fileno()), os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if os.path.samestat(os.fstat(stream), pipe):
+                os.dup2(nowhere, stream)
+
+    Console.on_broken_pipe = go_on  # type: ignore[method-assign]
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:
