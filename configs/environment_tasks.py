@@ -125,7 +125,7 @@ def examples(options: argparse.Namespace, seeds: range, rng: random.Random) -> l
 
 
 class BestPlay:
-    """The best moves, worked out anew only for transitions other than the last ones."""
+    """The best moves, recomputed only for transitions other than the last ones."""
 
     def __init__(self) -> None:
         self._of: Transitions = {}

@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows, and the servers beside them: run, evaluate, curate, up, studio …"""
+"""`trinity` with the commands that run flows, and the servers for them: run, evaluate, curate, up, studio …"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks and measurements in their own threads.
 
-Streamlit ends the code that draws a page as soon as the page is drawn anew: after any click in it, and after a lost
+Streamlit ends the code that draws a page as soon as the page is redrawn: after any click in it, and after a lost
 connection. What takes longer than a click outlives that here.
 """
 
@@ -44,7 +44,7 @@ def is_busy() -> bool:
 
 
 def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Start the session's task, unless one runs: a second click may come before the buttons are drawn anew."""
+    """Start the session's task, unless one runs: a second click may come before the buttons are redrawn."""
     if is_busy():
         return
     st.session_state.pop(FAILURE, None)
@@ -52,7 +52,7 @@ def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettin
 
 
 def take_outcome() -> None:
-    """Take over what a task that has ended found out, or why it failed; the draft is then checked anew."""
+    """Take over what a task that has ended found out, or why it failed; the draft is then checked again."""
     task: BackgroundTask | None = st.session_state.get(TASK)
     if task is None or not task.outcome.done():
         return

@@ -1,4 +1,4 @@
-"""What a configuration would do, or what is wrong with it: shown beside its fields after each change."""
+"""What a configuration would do, or what is wrong with it: shown next to its fields after each change."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class ConfigDraft:
             return True
 
     def save_as(self, file: Path) -> ConfigDraft:
-        """Write the changes to another file, of which this is the draft: it finds the same plugins. Raises OSError."""
+        """Write the changes to another file, whose draft this is then: it finds the same plugins. Raises OSError."""
         with EDITING:
             other = ConfigDraft.opened(file, self.drafts)
             other.text = moved(self.text, self.file.parent, file.parent)
@@ -225,7 +225,7 @@ def _child(section: CommentedMap | CommentedSeq, part: str) -> Any:
 
 
 def moved(text: str, source: Path, target: Path) -> str:
-    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` beside it that is still found."""
+    """The text of a file in folder `source` for one in `target`, with a `plugin_dir` next to it that is still found."""
     try:
         folder = value_at(parse(text).valid_tree(), "plugin_dir")
     except ConfigError:
@@ -234,7 +234,7 @@ def moved(text: str, source: Path, target: Path) -> str:
         return text
     beside = (source / folder).resolve()
     relative = os.path.relpath(beside, target.resolve())
-    # A relative path is looked for below the present folder first.
+    # A relative path is looked for below the current directory first.
     first = expanded(relative).resolve()
     is_near = beside.is_relative_to(Path.cwd()) and (first == beside or not first.is_dir())
     return changed(text, "plugin_dir", relative if is_near else str(beside))

@@ -1,4 +1,4 @@
-"""The configuration page: a file's fields by section; its problems, its plan and its text beside them."""
+"""The configuration page: a file's fields by section; its problems, its plan and its text next to them."""
 
 from __future__ import annotations
 

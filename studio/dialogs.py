@@ -13,7 +13,7 @@ OPEN = "dialog is open"
 
 
 def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A function as a dialog, of which `is_open` knows. A person who closes it has the page drawn anew."""
+    """A function as a dialog that `is_open` knows. A person who closes it has the page redrawn."""
 
     def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
         @wraps(body)
@@ -32,5 +32,5 @@ def is_open() -> bool:
 
 
 def closed() -> None:
-    """Note that the page is drawn anew, which closes its dialog."""
+    """Note that the page is redrawn, which closes its dialog."""
     st.session_state.pop(OPEN, None)

@@ -49,7 +49,7 @@ class Recipe:
         return name if name == folder else f"{folder}/{name}"
 
     def text_in(self, folder: Path, root: Path) -> str:
-        """Its text for a file in `folder`. A plugin folder beside it is looked for in the project `root` first."""
+        """Its text for a file in `folder`. A plugin folder next to it is looked for in the project `root` first."""
         own = root / self.file.parent.relative_to(project_files())
         return moved(self.text, own if own.is_dir() else self.file.parent, folder)
 

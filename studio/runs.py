@@ -38,7 +38,7 @@ PREFECT_STATES = {
     "CRASHED": RunState.KILLED,
 }
 SIDE_FLOWS = ("evaluate", "convert", "curate")
-"""Flows that work beside the one that trains a run."""
+"""Flows that may run at the same time as the one that trains a run."""
 RECENT_STEPS = 20
 """Steps from which the time that is left is estimated."""
 
@@ -189,7 +189,7 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
 
 
 def read_files(folder: Path) -> RunFiles:
-    """What a run's folder says; read anew only where a file has changed."""
+    """What a run's folder says; reread only where a file has changed."""
     files = _seen(folder).read()
     record = read_record(folder)
     return files if record is None else replace(files, state=record.present_state)
@@ -341,7 +341,7 @@ def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Ru
 
 
 def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
-    """A pipeline with the scores of its stages, of which the last is its own, and their begin and end."""
+    """A pipeline with the scores of its stages (the last one's are its own), and their begin and end."""
     names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
     stages = [runs[name] for name in names if name in runs]
     if not stages:

@@ -49,7 +49,7 @@ class StudioSettings:
 
 
 def studio_settings(arguments: Sequence[str]) -> StudioSettings:
-    """The settings that these arguments name; relative paths are below the present folder."""
+    """The settings that these arguments name; relative paths are below the current directory."""
     parser = ArgumentParser("studio", description="Serve Studio's pages.")
     parser.add_argument("file", nargs="?", default="config.yaml")
     parser.add_argument("--checkpoints", default=os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")

@@ -121,7 +121,7 @@ def with_file(
 ) -> CompletedProcess[str]:
     """A command of `trinity` with a draft, in a process: modules of its `plugin_dir` are loaded there.
 
-    The text is in a file of Studio's own folder meanwhile; a `plugin_dir` beside the draft is found from there.
+    The text is in a file of Studio's own folder meanwhile; a `plugin_dir` next to the draft is found from there.
     """
     settings.state.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:

@@ -35,9 +35,9 @@ class PrefectFrontend(Frontend):
 
     report = LiveReport
 
-    def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
-        """Run the step as a task; a `patient` one has its own retries, because a flow of several runs has none."""
-        as_task = patient_task(name) if patient else named_task(name)
+    def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
+        """Run the step as a task; with `retries` it has its own, because a flow of several runs has none."""
+        as_task = patient_task(name) if retries else named_task(name)
         return as_task(step)()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
@@ -46,7 +46,7 @@ class PrefectFrontend(Frontend):
 
         def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> State[Any] | None:
             # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
-            # page shows no tasks at all beside such inputs (PrefectHQ/prefect 18680).
+            # page shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
                 try:
                     results.append(run())
@@ -115,11 +115,11 @@ class PrefectFrontend(Frontend):
         label_run(config.project, config.name, stage, *algorithm)
         show_if_possible(lambda: begin_summary(config))
 
-    def judged(self, stage: Stage) -> Stage:
+    def with_human_verdicts(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page if verdicts are missing."""
         if asks_person(stage.config) and not ask(stage):
             return stage
-        return super().judged(stage)
+        return super().with_human_verdicts(stage)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Artifacts: learning curve, rollouts and the summary."""

@@ -103,7 +103,7 @@ def _answer(answer: Experience) -> str:
 def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
     """The form that Prefect shows: for each answer a verdict, for each task room for a better answer.
 
-    Task and answers are shown at their fields, because the description of a form has no room beside many fields.
+    Task and answers are shown at their fields, because the description of a form has no room next to many fields.
     """
     fields: dict[str, Any] = {}
     for number, item in enumerate(shown, 1):

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,6 +97,30 @@ def test_evaluate_refuses_an_unknown_choice_before_ray_starts(
     assert isinstance(result.exception, TrinityError)
     assert re.search(said, str(result.exception))
     connection().__enter__().flow.assert_not_called()
+
+
+def test_a_user_without_an_account_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user: Prefect asks for it at import."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    homes: list[Path] = []
+    run_app(lambda: homes.append(Path.home()))
+    assert homes == [Path("/")]
+
+
+def test_no_file_takes_the_place_of_a_closed_output(tmp_path: Path) -> None:
+    """As where a program starts it without any: what children print would stand in a store or a lock."""
+    program = (
+        "import os, sys; from trinity_core.program import run_app\n"
+        "run_app(lambda: open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{fd}') for fd in (1, 2))))"
+    )
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "file")]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "/dev/null /dev/null"
 
 
 def test_a_missing_file_is_named() -> None:
@@ -212,14 +237,24 @@ def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
     assert "has ended after 3 tasks" in tasks("add", "--file", "-", input='{"prompt": "d"}\n')
 
 
-def test_sigterm_closes_open_contexts_and_is_then_ignored() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_closes_open_contexts_and_is_then_ignored(first: signal.Signals) -> None:
+    """So does the end of its terminal."""
+    before = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     closed = []
     with pytest.raises(SystemExit) as ended, ending_on_sigterm():
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), first)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
             closed.append(True)
     assert ended.value.code == TERMINATED and closed
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is before[0]
+    assert signal.signal(signal.SIGHUP, before[1]) is signal.SIG_DFL
+
+
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ending_on_sigterm():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.signal(signal.SIGHUP, before) is signal.SIG_IGN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -15,6 +16,16 @@ STUDIO_PORT = 4220
 """Where Studio is served unless another port is chosen."""
 WITHOUT_RUN = frozenset({"raylet", "systemd", "init", "tini", "dumb-init"})
 """Names of processes above an actor whose run has gone."""
+
+
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path, at most (Linux's unix(7))."""
+
+
+def short_folder(folder: str, below: int) -> str:
+    """`folder`, or /tmp where a socket whose name in it has `below` bytes would have too long a path, as in the
+    temporary folders of a cluster's jobs."""
+    return folder if len(os.fsencode(folder)) + 1 + below <= LONGEST_SOCKET else "/tmp"  # noqa: S108 - the last resort
 
 
 def own_address() -> str:

@@ -29,7 +29,7 @@ class NoSuchMethod(Exception):
 
 
 class Served:
-    """The object, made anew when other arguments are asked for."""
+    """The object, made again when other arguments are asked for."""
 
     def __init__(self, target: str) -> None:
         self._target = target

@@ -185,7 +185,7 @@ class Worker(Child):
     def make(
         self, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None, seconds: float = START_SECONDS
     ) -> None:
-        """Make the object, anew if it has other arguments; those of `optional` count as far as its class takes them.
+        """Make the object, again if it has other arguments; those of `optional` count as far as its class takes them.
 
         Raises NoAnswer, and CallFailed with what the class or its import raises.
         """

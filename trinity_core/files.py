@@ -1,4 +1,4 @@
-"""Paths as users write them, and files of which a reader, or the next start after a power cut, sees all or nothing."""
+"""Paths as users write them, and files that a reader, or the next start after a power cut, sees whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ _REASONS = {
     errno.EEXIST: "a file is in the way of a folder; move it or {instead}",
     errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
+ANOTHER_ROOT = "choose another checkpoint_root_dir"
+"""What a user can do where a run's folder cannot be made usable."""
 NETWORKED = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
     "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",
@@ -59,7 +61,7 @@ SQLite's locks and its shared index hold on a local file system only."""
 
 
 @contextmanager
-def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoint_root_dir") -> Iterator[None]:
+def clear_errors(doing: str, path: Path, instead: str = ANOTHER_ROOT) -> Iterator[None]:
     """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do.
 
     `instead` is what the user can do if the place cannot be made usable.
@@ -105,7 +107,7 @@ def cache_folder() -> Path:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A new name beside `path` that marks what is half written."""
+    """A new name next to `path` that marks what is half written."""
     return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")
 
 

@@ -91,7 +91,7 @@ class JobLayout:
 
     @property
     def stages(self) -> Path:
-        """JSON of a pipeline's stages: name -> the name of its run's folder, beside the pipeline's."""
+        """JSON of a pipeline's stages: name -> the name of its run's folder, next to the pipeline's."""
         return self.root / "stages.json"
 
     @property

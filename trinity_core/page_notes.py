@@ -1,4 +1,4 @@
-"""Files beside the checkpoints that say where `trinity up` serves a page, there while it is served."""
+"""Files next to the checkpoints that say where `trinity up` serves a page, there while it is served."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
 
 
 def rollouts_page(run: str, other: str = "", token: str = "") -> str:
-    """The path of a run's sampled rollouts in Studio, beside those of `other` if that is named (`project/name`)."""
+    """The path of a run's sampled rollouts in Studio, next to those of `other` if given (`project/name`)."""
     query = f"?{urlencode({'token': token})}" if token else ""
     compared = {"tab": "samples", "other": other} if other else {}
     return f"{ROLLOUTS}/{query}#{urlencode({'run': run} | compared)}"

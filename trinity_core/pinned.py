@@ -1,4 +1,4 @@
-"""Copies from a GPU to the machine's memory: at full speed, and beside what the GPU computes."""
+"""Copies from a GPU to the machine's memory: at full speed, and while the GPU computes."""
 
 from __future__ import annotations
 

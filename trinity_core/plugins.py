@@ -11,7 +11,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
 
 OURS = ("flows", "studio", "tasks", "trinity_core")
-"""Packages that are imported beside the plugins, in some processes."""
+"""Packages that are imported in addition to the plugins, in some processes."""
 UPSTREAM = re.compile(r"^\s*(from|import)\s+trinity[. ]", re.MULTILINE)
 """An import of Trinity-RFT's package."""
 

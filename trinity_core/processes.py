@@ -28,27 +28,47 @@ LOOK_SECONDS = 0.02
 """Longer than a tick of the clock (1 to 10 ms), at which the time of a running process is brought up to date."""
 
 
-CGROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""All control groups of this machine or container, and the names of this process's."""
+MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Folder, limit and usage of a container's memory: cgroups of version 2, of version 1."""
+"""Files with the limit and the usage of a control group's memory, and the page cache of it that the kernel reclaims
+first in `memory.stat`: version 2, version 1."""
+CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+"""Files with a control group's share of the cores, quota and period: version 2, version 1."""
 
 
-def memory_limit(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
-    """Bytes that all processes here may have together: the machine's memory or the container's limit."""
-    limits = [int(text) for folder, limit, _ in cgroups if (text := _limit(folder / limit))]
-    return min([int(psutil.virtual_memory().total), *limits])
+def control_groups(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Path]:
+    """The folders of the control groups that hold this process and may limit its `memory` or `cpu`.
+
+    A container sees its own as the root; jobs of Slurm, systemd and Kubernetes are below it, and each one above them
+    limits them too.
+    """
+    folders = []
+    names = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
+    for top, wanted in ((root, ""), (root / controller, controller)):
+        name = next((path for _, controllers, path in names if wanted in controllers.split(",")), "/")
+        folder = top if ".." in name else top / name.lstrip("/")
+        folders += [above for above in (folder, *folder.parents) if above.is_relative_to(top)]
+    return folders
 
 
-def free_memory(cgroups: Sequence[tuple[Path, str, str]] = CGROUPS) -> int:
-    """Bytes that processes here can still allocate, within the machine's memory and the container's limit."""
+def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Bytes that all processes here may have together: the machine's memory, or the limit of a container or job."""
+    texts = [_limit(group / limit) for group in control_groups("memory", root, own) for limit, _, _ in MEMORY]
+    return min([int(psutil.virtual_memory().total), *(int(text) for text in texts if text)])
+
+
+def free_memory(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Bytes that processes here can still allocate, within the machine's memory and the limit of a container or job."""
     free = int(psutil.virtual_memory().available)
-    for folder, limit, usage in cgroups:
-        if text := _limit(folder / limit):
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cached = int(stat.get("inactive_file", 0))  # page cache, which the kernel reclaims first
-            free = min(free, int(text) - int((folder / usage).read_text()) + cached)
+    for group in control_groups("memory", root, own):
+        for limit, usage, cached in MEMORY:
+            if text := _limit(group / limit):
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                free = min(free, int(text) - int((group / usage).read_text()) + int(stat.get(cached, 0)))
     return free
 
 
@@ -58,18 +78,16 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-CPU_LIMITS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
-"""Files of a container's share of the cores, quota and period: cgroups of version 2, of version 1."""
-
-
-def cores(folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores that this process may use: those that it may run on, at most as many as its container has time of."""
+def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """The cores that this process may use: those that it may run on, at most as many as its container or job has time
+    of."""
     limits = [len(os.sched_getaffinity(0))]
-    for files in CPU_LIMITS:
-        if all((folder / file).is_file() for file in files):
-            quota, period = " ".join((folder / file).read_text() for file in files).split()
-            if quota.isdigit():  # neither `max` nor -1
-                limits.append(max(1, -(-int(quota) // int(period))))
+    for group in control_groups("cpu", root, own):
+        for files in CPU:
+            if all((group / file).is_file() for file in files):
+                quota, period = " ".join((group / file).read_text() for file in files).split()
+                if quota.isdigit():  # neither `max` nor -1
+                    limits.append(max(1, -(-int(quota) // int(period))))
     return min(limits)
 
 
@@ -94,13 +112,13 @@ def freeing_at_once() -> Iterator[None]:
 
 
 def _limit(path: Path) -> str:
-    """Digits of a cgroup's limit; empty if it has none (`max`)."""
+    """Digits of a control group's limit; empty if it has none (`max`)."""
     text = path.read_text().strip() if path.is_file() else ""
     return text if text.isdigit() else ""
 
 
 YIELDING = 10
-"""Niceness more than ours: a tenth of a core beside a thread of ours, all of one that is idle."""
+"""Niceness more than ours: a tenth of a core when a thread of ours is busy, all of one that is idle."""
 
 
 def yield_cores(pid: int) -> None:

@@ -33,7 +33,7 @@ class Verifiers:
     """`env_id`: an installed package, or a file. `env_config`: settings, as in the `[env]` block of verifiers' TOML.
 
     The seed is the task's place in the task set, modulo its length. The reward comes with the end of an episode.
-    Tools, whose servers run beside the episode, are called as `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+    Tools, whose servers run during the episode, are called as `<tool_call>{"name": …, "arguments": …}</tool_call>`.
     """
 
     def __init__(self, env_id: str, env_config: dict[str, Any] | None = None) -> None:

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.server import (
+    ELSEWHERE,
     Process,
     UpState,
     begin_database,
@@ -40,12 +41,16 @@ from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors
+from trinity_core.runlock import one_at_a_time
 
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
     "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
 )
 
+UP_SECONDS = 600.0
+"""Time for another `up` or `down` to end: a server starts, deployments are made, pages answer."""
 PREFECT_SECONDS = 300.0
 """Limit of one command of Prefect, such as deploying all flows."""
 
@@ -56,15 +61,22 @@ def up(
     """Start everything that is not running. If a step fails, whatever was started is stopped again.
 
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
-    continue.
+    continue. Another `up` or `down` in this folder waits for its end.
     """
+    with clear_errors("locking", state_dir(root) / "up.lock", ELSEWHERE):
+        state_dir(root).mkdir(exist_ok=True)
+    with _alone(root):
+        return _up(root, port, say, restarts, pages)
+
+
+def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages: Sequence[Page]) -> UpState:
     state, began = UpState.load(root), datetime.now(UTC)
     if state and is_healthy(state.api_url) and all(server.alive() for server in state.named("server")):
         say(f"Already up: {state.api_url.removesuffix('/api')}")
         served = _start_missing(root, state, pages, say, began, restarts)
     else:
         if state:
-            down(root, say)
+            _down(root, say)
         was_up, state = state is not None, UpState(_free_api_url(root, port), [])
         with ExitStack() as on_failure:
             on_failure.callback(_remove_notes, root, state)
@@ -136,7 +148,19 @@ def _start_missing(
 
 def down(root: Path, say: Callable[[str], None]) -> bool:
     """Stop everything that `up` started here: the worker's runs, which save as after a cancellation, the worker, and
-    the server."""
+    the server. False if nothing was up."""
+    if not state_dir(root).is_dir():
+        return _down(root, say)
+    with _alone(root):
+        return _down(root, say)
+
+
+def _alone(root: Path) -> AbstractContextManager[None]:
+    """Only one `up` or `down` at a time works in a folder: of two servers on one port one would answer for both."""
+    return one_at_a_time(state_dir(root) / "up.lock", UP_SECONDS, instead=ELSEWHERE)
+
+
+def _down(root: Path, say: Callable[[str], None]) -> bool:
     state = UpState.load(root)
     if state is None:
         remove_settings(root)

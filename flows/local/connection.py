@@ -95,6 +95,7 @@ class PrefectConnection:
         from trinity_core.runtime.pipeline import early_cluster
 
         show_our_log()
+        _outlive_readers()
         if self._temporary:
             logging.getLogger("prefect.flow_runs").addFilter(_names_no_page)
             if name in ASKING:
@@ -115,7 +116,7 @@ def ended_by_signal(config: Config) -> str:
 
     run, next_start = config, "The same command resumes the run."
     if not config.continue_from_checkpoint:
-        run, next_start = in_newest_folder(config), "The same command begins anew."
+        run, next_start = in_newest_folder(config), "The same command starts over."
         record = read_record(run.job_dir)
         if record is None or record.pid != os.getpid():
             return f"Ended by a signal before the run had begun. {next_start}"
@@ -123,6 +124,19 @@ def ended_by_signal(config: Config) -> str:
     saved = {stage.name: whole_steps(stage.job_dir) for stage in stages(run)}
     kept = ", ".join(f"step {max(steps)} of {name}" for name, steps in saved.items() if steps) or "no step yet"
     return f"Ended by a signal. Saved: {kept}. {next_start}"
+
+
+def _outlive_readers() -> None:
+    """Let a pipe that nobody reads any more, as of `| head`, end the lines and not the run, which rich would end."""
+    from rich.console import Console
+
+    def go_on(self: Console) -> None:
+        pipe, nowhere = os.fstat(self.file.fileno()), os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if os.path.samestat(os.fstat(stream), pipe):
+                os.dup2(nowhere, stream)
+
+    Console.on_broken_pipe = go_on  # type: ignore[method-assign]
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:

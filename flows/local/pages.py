@@ -1,4 +1,4 @@
-"""Pages that `trinity up` serves beside Prefect's: MLflow and Studio. Each is a process, on the loopback interface.
+"""The further pages of `trinity up`: MLflow and Studio. Each is a process, on the loopback interface.
 
 A page is no part of a run: if its port is taken or its process ends, `up` warns and continues.
 """
@@ -58,7 +58,7 @@ class Page:
 
 
 def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
-    """MLflow with the runs below TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`, of which each has links to it."""
+    """MLflow with the runs below TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`; each has links to it."""
     checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
@@ -71,7 +71,7 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
 
 
 def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
-    """Studio with the same runs, of which each has links to it, and the configurations below `root`."""
+    """Studio with the same runs, each with links to it, and the configurations below `root`."""
     command = [sys.executable, "-m", "studio", "--port", str(port)]
     checkpoints = _checkpoints(root)
     notes, describe = {page_note(checkpoints, "studio"): ""}, partial(describe_runs, checkpoints)

@@ -182,7 +182,7 @@ def start_process(
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """`start_detached` with these variables beside ours; the output goes to `.trinity/log/<name>.log`."""
+    """`start_detached` with these variables in addition to ours; the output goes to `.trinity/log/<name>.log`."""
     path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +292,7 @@ def record_database(root: Path, is_new: bool) -> None:
 
 
 def _migration_note(root: Path | None) -> Path | None:
-    """Beside the database: the version of Prefect that has migrated it. None for a database that the user names."""
+    """Next to the database: the version of Prefect that has migrated it. None for a database that the user names."""
     parts = ("CONNECTION_URL", "DRIVER", "NAME")
     if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
         return None

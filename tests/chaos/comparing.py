@@ -13,7 +13,7 @@ from trinity_core.runtime.find_stores import open_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking.metrics_file import read_metrics
 
-TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "engine_restarts", "perf/", "memory/")
+TIMED = ("timing_s/", "weight_sync/", "tokens_per_second", "experiences_per_second", "engine_restarts", "memory/")
 """Beginnings of the names of metrics that depend on the machine."""
 
 

@@ -1,9 +1,9 @@
-"""The names of the keys that Trinity-RFT had from version 0.1 to 0.5 and veRL's trainer has, by section."""
+"""The names of the keys that Trinity-RFT had from version 0.2 to 0.5 and veRL's trainer has, by section."""
 
 FIELD_KEYS = {
     "": "mode project group name checkpoint_root_dir checkpoint_job_dir ray_namespace continue_from_checkpoint "
     "ignore_validator_suggestions algorithm data_processor model cluster buffer explorer trainer monitor synchronizer "
-    "service log stages cod data global_config algorithm_type",
+    "service log stages algorithm_type",
     "algorithm": "algorithm_type repeat_times optimizer sample_strategy sample_strategy_args advantage_fn "
     "advantage_fn_args kl_penalty_fn kl_penalty_fn_args policy_loss_fn policy_loss_fn_args kl_loss_fn kl_loss_fn_args "
     "entropy_loss_fn entropy_loss_fn_args loss_agg_mode enable_router_replay bypass_old_logprobs rollout_correction "

@@ -23,6 +23,7 @@ WAITING = f"{QUEUE}.reuse_cooldown_time"
 REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
 OTHER = "buffer.trainer_input.auxiliary_buffers.other"
 MODEL = "explorer.auxiliary_models"
+CPU, JSD = "cluster.gpu_per_node=0", "algorithm.algorithm_type=jsd"
 
 
 def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
@@ -46,6 +47,8 @@ def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
         ("gsm8k/gsm8k", ("synchronizer.sync_offset=2",)),
         ("gsm8k/gsm8k", ("continue_from_checkpoint=false",)),
         ("sft/sft", ("continue_from_checkpoint=false",)),
+        ("gsm8k/gsm8k", (CPU, f"{MODEL}=[{{model_path: x}}]")),
+        ("gsm8k/gsm8k", (CPU, JSD, f"{MODEL}=[{{model_path: x, max_model_len: 2049}}]")),
     ],
 )
 def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, ...]) -> None:
@@ -172,3 +175,8 @@ def test_a_stage_has_the_notices_of_its_own_keys_and_of_those_above() -> None:
     own = {"buffer.pad_token_id", "explorer.max_waiting_steps"}
     assert keys == [{"monitor.detailed_stats", *own}, {"monitor.detailed_stats"}]
     assert "pad_token_id" not in stages(config)[0].given["buffer"]
+
+
+def test_teacher_that_cannot_score_a_full_context_is_told() -> None:
+    told = found("gsm8k/gsm8k", CPU, JSD, f"{MODEL}=[{{model_path: x}}]")
+    assert told == [(f"{MODEL}[0].max_model_len", "info")]

@@ -59,6 +59,12 @@ def test_the_last_of_several_overrides_counts() -> None:
     assert made("name=1.10", "name=b").name == "b"
 
 
+@pytest.mark.parametrize("text", ["runs/my #1", "#1", "a#1 # b"])
+def test_an_override_has_no_comment(text: str) -> None:
+    """A run would write to another folder than the one that its command names."""
+    assert made(f"model.model_path={text}").model.model_path == text
+
+
 def test_stages_keep_their_text() -> None:
     config = made(more="stages:\n  - stage_name: 2024_01\n    model: {model_path: 1.10}\n")
     (stage,) = stages(config)

@@ -129,7 +129,6 @@ WORKS: list[tuple[str, str, Any]] = [
     ("monitor.name=1.10", "name", "1.10"),
     ("explorer.chat_template=007", "model.custom_chat_template", "007"),
     (f"{VERL}.critic.model.path=1.10", "model.critic_model_path", "1.10"),
-    ("data={default_reward_fn_type: 007}", "buffer.explorer_input.default_reward_fn_type", "007"),
     ("log.level=debug", "log.level", "DEBUG"),
 ]
 
@@ -354,27 +353,6 @@ def test_every_setting_has_a_doc_and_a_default() -> None:
         for setting in settings(section):
             assert setting.doc.endswith("."), f"{key}.{setting.name}"
             assert not section.model_fields[setting.name].is_required(), f"{key}.{setting.name}"
-
-
-def test_the_first_layout_of_tasks_is_read() -> None:
-    tree = merge(GOOD, {})
-    tree.pop("buffer")
-    tree |= {
-        "data": {
-            "dataset_path": "d", "train_split": "train", "eval_split": "test", "total_epochs": 3, "batch_size": 5,
-            "format_config": {"prompt_key": "q", "response_key": "a", "solution_key": ""},
-            "default_reward_fn_type": "countdown_reward",
-        },
-        "buffer": {"max_retry_times": 3, "train_dataset": {"name": "b", "storage_type": "queue"}},
-        "trainer": {"algorithm_type": "grpo", "sft_warmup_iteration": 0},
-    }  # fmt: skip
-    config = config_from_dict(tree)
-    tasks = config.buffer.explorer_input
-    assert (tasks.tasksets[0].path, tasks.eval_tasksets[0].path, tasks.eval_tasksets[0].split) == ("d", "d", "test")
-    assert tasks.tasksets[0].format == tasks.eval_tasksets[0].format and tasks.tasksets[0].format.prompt_key == "q"
-    assert tasks.tasksets[0].default_reward_fn_type == "countdown_reward"
-    assert (config.buffer.total_epochs, config.buffer.batch_size) == (3, 5)
-    assert config.buffer.trainer_input.experience_buffer.name == "b"
 
 
 def test_expert_data_of_the_warmup_key_is_mixed_in() -> None:

@@ -37,9 +37,10 @@ from flows.local.server import (
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
 from trinity_core import files
 from trinity_core.config import config_from_dict, stages
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
 from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.runlock import one_at_a_time
 from trinity_core.runtime.stage import in_fresh_folder
 from trinity_core.tracking.run_record import record_start
 
@@ -104,6 +105,20 @@ def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, mon
     said: list[str] = []
     assert down(tmp_path, said.append)
     assert not said
+
+
+def test_one_up_or_down_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that began together would each start a server, a worker and a supervisor, and record those of one."""
+    monkeypatch.setattr("flows.local.commands.UP_SECONDS", 0.1)
+    (tmp_path / "prefect.yaml").touch()
+    server = sleeper()
+    UpState(f"http://127.0.0.1:{free_port()}/api", [Process.of("server", server.pid)]).save(tmp_path)
+    with one_at_a_time(state_dir(tmp_path) / "up.lock"):
+        for command in (lambda: up(tmp_path, free_port(), print), lambda: down(tmp_path, print)):
+            with pytest.raises(TransientFault):
+                command()
+    assert server.poll() is None
+    assert down(tmp_path, print) and server.poll() is not None
 
 
 @pytest.mark.parametrize("left", ["", '{"api_url": "http:', "null"])

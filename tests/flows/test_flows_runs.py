@@ -217,7 +217,7 @@ def test_a_run_shows_what_it_does(
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The summary of a pipeline of these stages, with light actors, that begins anew where their folders are taken."""
+    """The summary of a pipeline of these stages, with light actors, that starts over where their folders are taken."""
     from flows.pipeline import pipeline
 
     use_standins()
@@ -244,7 +244,7 @@ def test_a_pipeline_has_stages_of_every_kind(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that explores, one that only evaluates, and a last one without an explorer, which is scored after it. It
-    begins anew beside an earlier run."""
+    starts over beside an earlier run."""
     columns = {"prompt_key": "question", "response_key": "answer"}
     answers = {"path": str(tmp_path / "data"), "split": "sft", "format": columns}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}

@@ -66,6 +66,15 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
 
 
+def test_a_run_whose_lines_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
+    """`trinity run 2>&1 | head`, or the end of `tee`."""
+    child = working(tmp_path, stderr=subprocess.PIPE)
+    assert child.stderr is not None and child.stderr.readline()
+    child.stderr.close()
+    assert child.wait(timeout=120) == 0
+    assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
+
+
 @pytest.mark.parametrize("notice", [signal.SIGINT, signal.SIGTERM])
 def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(tmp_path: Path, notice: signal.Signals) -> None:
     """To the process that was started, and all that it has not put into groups of their own: Ctrl-C in a terminal, or

@@ -100,15 +100,15 @@ def gaps(sessions: Sequence[RecordedSession], model: str) -> np.ndarray:
     from trinity_core.training.batch import make_batch
     from trinity_core.training.distributed import Ranks
     from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
-    from trinity_core.training.update import Cut, gather, micro_batches
+    from trinity_core.training.update import MicroBatchLimits, forward_batch, micro_batches
 
     rows = [sequence.experience(reward=0.0) for session in sessions for sequence in session.sequences()]
     lm = load_causal_lm(model, torch.float32)
     paths = find_fast_paths(lm)
     policy, ranks = Policy(lm, paths), Ranks(0, 1, torch.device("cpu"))
     batch = make_batch(rows, ranks.device)
-    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks)
+    micros = micro_batches(batch, MicroBatchLimits(8192, packing=paths.packing), ranks)
     with torch.no_grad():
-        logprobs = gather(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
+        logprobs = forward_batch(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
     assert batch.rollout_logprobs is not None
     return (batch.rollout_logprobs - logprobs)[batch.mask].numpy()

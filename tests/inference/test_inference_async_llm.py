@@ -217,7 +217,7 @@ asyncio.run(main(model, "memory", whole))
 
 @pytest.mark.slow
 def test_vllm_in_its_own_processes_samples_scores_and_loads(tiny_folder, tiny_model, tmp_path):
-    """The real AsyncLLM, on the CPU: what it samples it scores alike; an adapter, and whole weights through shared
+    """The real AsyncLLM, on the CPU: what it samples it scores alike; an adapter, and full weights through shared
     memory, are loaded amid a request and pass the check."""
     import torch
     from safetensors.torch import load_file

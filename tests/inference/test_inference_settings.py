@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from shutil import copytree
+from uuid import uuid4
 
 import pytest
 from raising import raising
@@ -43,6 +44,14 @@ def test_gpu_engine_keeps_vllm_defaults():
     assert arguments["tensor_parallel_size"] == 2
     assert "enable_chunked_prefill" not in arguments
     assert "OMP_NUM_THREADS" not in settings.environment()
+
+
+def test_sockets_of_a_gpu_engine_have_short_paths(monkeypatch):
+    """vLLM calls each by a UUID in the temporary folder, which may be that of a cluster's job."""
+    settings = EngineSettings("model", 100, on_gpu=True)
+    assert "VLLM_RPC_BASE_PATH" not in settings.environment()
+    monkeypatch.setattr("tempfile.tempdir", "/scratch/" + "long" * 20)
+    assert len(f"{settings.environment()['VLLM_RPC_BASE_PATH']}/{uuid4()}") <= 107
 
 
 def test_kv_cache_of_a_gpu_engine_can_be_fixed():

@@ -29,7 +29,7 @@ def call(prompt, tokens, reason="stop", first=0, version=3):
 
 @st.composite
 def recorded(draw, most=9):
-    """Calls of one session: each begins anew, continues an earlier one, or branches off within one. Few tokens exist,
+    """Calls of one session: each starts over, continues an earlier one, or branches off within one. Few tokens exist,
     so that answers and contexts coincide."""
     word = st.integers(0, 1)
     calls: list[Call] = []

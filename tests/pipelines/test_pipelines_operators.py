@@ -157,9 +157,9 @@ def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, i
                     explored += 1
                     store.put("explorer", explored, {}, dynamic_sampling(sampled, rows=rows), needed)
                     if explored == len(steps):
-                        store.finished("explorer")
+                        store.mark_finished("explorer")
                 else:
-                    store.waiting("explorer", needed)
+                    store.mark_waiting("explorer", needed)
             batch = store.lease(trained + 1, 4, trained)
             if batch is not None:
                 assert all({e.reward for e in batch if e.group == row.group} == {0, 1} for row in batch)

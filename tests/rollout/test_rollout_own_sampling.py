@@ -25,7 +25,7 @@ from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.training.batch import make_batch
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
-from trinity_core.training.update import Cut, gather, micro_batches
+from trinity_core.training.update import MicroBatchLimits, forward_batch, micro_batches
 from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
 from trinity_core.workflows.trajectory import Trajectory
 
@@ -76,9 +76,9 @@ def trainer_logprobs(tiny_folder, rows, temperature):
     lm = load_causal_lm(str(tiny_folder), torch.float32)
     paths, ranks = find_fast_paths(lm), Ranks(0, 1, torch.device("cpu"))
     policy, batch = Policy(lm, paths), make_batch(rows, ranks.device)
-    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks)
+    micros = micro_batches(batch, MicroBatchLimits(8192, packing=paths.packing), ranks)
     with torch.no_grad():
-        return gather(batch, micros, lambda micro: policy(micro, temperature, False)[0], ranks), batch
+        return forward_batch(batch, micros, lambda micro: policy(micro, temperature, False)[0], ranks), batch
 
 
 CALLS = {

@@ -89,7 +89,7 @@ def test_an_explorer_works_again_if_its_trainer_goes_back(
             if request.config.mode == "explore":
                 for step in range(store.position("explorer").step + 1, 4):
                     store.put("explorer", step, {}, make_rows(1, tag=f"{len(ran)}/{step}/"), step - 1)
-                store.finished("explorer")
+                store.mark_finished("explorer")
                 if ran.count("explore") == 2:
                     again.set()
             else:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from trinity_core.config import ConfigError
 from trinity_core.errors import TransientFault
-from trinity_core.processes import cores, memory_limit
+from trinity_core.processes import cores, free_memory, memory_limit
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.preflight import checks, models
 from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
@@ -552,11 +552,31 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
 
 
 def test_memory_of_a_container_is_its_limit(tmp_path):
-    limit, none = (tmp_path, "memory.max", "memory.current"), (tmp_path / "none", "memory.max", "memory.current")
     (tmp_path / "memory.max").write_text("1073741824\n")
-    assert memory_limit([limit]) == 1 << 30
+    assert memory_limit(tmp_path, tmp_path / "own") == 1 << 30
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory_limit([limit, none]) == psutil.virtual_memory().total
+    assert memory_limit(tmp_path, tmp_path / "own") == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("own", "limited", "names"),
+    [
+        ("4:memory:/slurm/job_7/step_0\n0::/\n", "memory/slurm/job_7", ("limit_in_bytes", "usage_in_bytes")),
+        ("0::/slurm/job_7/step_0\n", "slurm/job_7", ("max", "current")),
+        ("9:cpu,memory:/docker/4f\n", "memory", ("limit_in_bytes", "usage_in_bytes")),  # it sees its own as the root
+        ("0::/../job_8\n", "", ("max", "current")),
+    ],
+)
+def test_memory_of_a_job_is_what_every_group_above_it_leaves(own, limited, names, tmp_path):
+    """A job of Slurm or a service of systemd sees all control groups of its machine, and none at the root limits it."""
+    root, mine = tmp_path / "cgroup", tmp_path / "own"
+    mine.write_text(own)
+    (root / limited).mkdir(parents=True)
+    for name, text in zip(names, ("1000000", "900000"), strict=True):
+        (root / limited / f"memory.{name}").write_text(f"{text}\n")
+    (root / limited / "memory.stat").write_text("inactive_file 300000\ntotal_inactive_file 300000\n")
+    assert memory_limit(root, mine) == 1_000_000
+    assert free_memory(root, mine) == 400_000
 
 
 @pytest.mark.parametrize(
@@ -567,13 +587,16 @@ def test_memory_of_a_container_is_its_limit(tmp_path):
         ({"cpu.max": "max 100000"}, 64),
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({"job/cpu.max": "300000 100000", "own": "0::/job/step"}, 3),
+        ({"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000", "own": "3:cpu:/job"}, 3),
+        ({"job/cpu.max": "300000 100000", "own": "0::/"}, 64),
         ({}, 64),
     ],
 )
 def test_cores_of_a_container_are_its_share(files, limit, tmp_path, monkeypatch):
     """On a machine of 64 cores a container of two would start 64 threads and 16 reward workers, and stand still."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    assert cores(tmp_path) == limit
+    assert cores(tmp_path, tmp_path / "own") == limit

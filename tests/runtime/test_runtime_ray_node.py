@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,33 @@ def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
     with pytest.raises(TransientFault, match=r"No Ray cluster answers at 127\.0\.0\.1:\d+ \(cluster\.ray_address\)"):
         reach(f"127.0.0.1:{free_port()}")
     assert time.monotonic() - began < 10
+
+
+START = """
+import os
+from trinity_core.runtime.ray_node import RayNode, start_ray
+start_ray("trinity", cpus=1, gpus=0)
+import ray
+assert RayNode.of_this_process(ours=True).alive()
+actor = ray.remote(num_cpus=0)(type("Actor", (), {"token": lambda self: os.environ.get("RAY_AUTH_TOKEN")})).remote()
+assert len(ray.get(actor.token.remote(), timeout=120)) == 64
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_ray_starts_without_a_home_beside_a_proxy_and_a_long_temporary_folder(tmp_path: Path) -> None:
+    """As in a container of a user without an account, and where each job has a temporary folder of its own: Ray keeps
+    its token in the home, its sockets in the temporary folder, and gRPC would ask the proxy for this machine."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    away = f"http://127.0.0.1:{free_port()}"
+    odd = {"HOME": "/proc/none", "TMPDIR": str(folder), "http_proxy": away, "https_proxy": away, "no_proxy": ""}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != "NO_PROXY"}
+    done = subprocess.run(
+        [sys.executable, "-c", START], env=kept | odd, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")

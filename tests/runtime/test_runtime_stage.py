@@ -154,7 +154,7 @@ def test_a_restarted_explorer_is_expected_before_it_loads(config: Config, parts:
         for name in (config.explorer.name, "explorer_new"):
             store.join(name, 9)
             store.position(name)
-        store.finished("explorer_new")
+        store.mark_finished("explorer_new")
         store.leave(config.explorer.name)
         assert store.exhausted()
         resume_step(config, parts)

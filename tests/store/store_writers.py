@@ -20,7 +20,7 @@ def explore(url, run, name):
     for step in range(store.position(name).step + 1, STEPS + 1):
         store.put(name, step, {"n": step}, make_rows(2, 2, tag=f"{name}{step}"), 0)
         time.sleep(random.random() * 0.03)
-    store.finished(name)
+    store.mark_finished(name)
 
 
 def fill_up(url, queue):

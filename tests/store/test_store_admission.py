@@ -64,7 +64,7 @@ def test_a_step_begun_earlier_is_not_overtaken_too_often(store, explorers):
 def test_a_short_batch_ends_a_wait_for_room(store, explorers):
     """One row is left over, too few for a batch; with a further step on top, its last row would be too old."""
     a, b = explorers
-    b.finished("b")
+    b.mark_finished("b")
     assert a.admit("a", ROWS, 0, STRICT) == (None, 0)
     a.put("a", 1, {}, make_rows(1, 1), 0)
     assert store.lease(1, ROWS, 0) is None
@@ -103,7 +103,7 @@ def test_lost_explorers_do_not_hold_back_a_short_batch(store, explorers):
 
 def test_all_lost_explorers_are_waited_for(store, explorers):
     a, _ = explorers
-    store.finished("b")
+    store.mark_finished("b")
     seen(store, "a", 0.0)
     a.admit("a", ROWS, 0, STRICT)
     assert store.lease(1, ROWS, 0) is None, "an explorer that comes back must not find its steps trained without it"

@@ -110,7 +110,7 @@ def test_no_short_batch_before_an_explorer_appears(store):
 def test_no_short_batch_while_an_explorer_works(store):
     store.put("e", 1, {}, make_rows(1), 0)
     assert store.lease(1, 4, 0) is None
-    store.waiting("e", 0)
+    store.mark_waiting("e", 0)
     assert store.lease(1, 4, 0) is None, "version 0 is there already: the explorer continues"
 
 
@@ -118,24 +118,24 @@ def test_short_batch_when_all_wait_for_the_trainer(store):
     store.put("e", 1, {}, make_rows(1), 0, waits_for=1)
     store.position("late")
     assert store.lease(1, 4, 0) is None
-    store.waiting("late", 1)
+    store.mark_waiting("late", 1)
     assert len(store.lease(1, 4, 0)) == 2
     assert store.lease(2, 4, 1) is None
 
 
 def test_empty_batch_when_nothing_more_comes(store):
     store.put("e", 1, {}, [], 0)
-    store.finished("e")
+    store.mark_finished("e")
     assert store.lease(1, 4, 0) == []
     assert store.lease(1, 4, 0) == []
     assert store.exhausted()
 
 
 def test_restarted_explorer_is_waited_for(store):
-    store.finished("e")
+    store.mark_finished("e")
     store.expect("e")
     assert store.lease(1, 4, 0) is None
-    store.finished("e")
+    store.mark_finished("e")
     store.position("e")
     assert store.lease(1, 4, 0) is None
 

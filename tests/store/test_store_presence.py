@@ -38,7 +38,7 @@ def test_a_trainer_that_ends_early_has_finished(store):
     store.begin("trainer", 20)
     store.join("e", 4)
     train(store, 1)
-    store.end("trainer")
+    store.mark_ended("trainer")
     state = store.trainer()
     assert state.finished and (state.ended, state.committed, state.total) == (True, 1, 20)
     assert store.join("late", 4)
@@ -92,7 +92,7 @@ def test_more_steps_count_once_a_trainer_has_begun_with_them(store):
 def test_longer_trainer_waits_for_finished_explorers(store):
     store.begin("trainer", 1)
     store.position("e")
-    store.finished("e")
+    store.mark_finished("e")
     train(store, 1)
     store.begin("trainer", 1)
     assert store.exhausted()
@@ -154,7 +154,7 @@ def test_an_announcement_ends_with_the_trainer_that_it_is_for(store, starts):
     train(store, 1)
     store.begin("trainer", 4)
     explore(store, 2)
-    store.end("trainer")
+    store.mark_ended("trainer")
     for _ in range(starts):
         explore(store, 4)
     store.begin("trainer", 4)
@@ -214,7 +214,7 @@ def explore(store, total, length=None):
     assert not store.join("e", total, length)
     for step in range(store.position("e").step + 1, total + 1):
         store.put("e", step, {}, [], 0)
-    store.finished("e")
+    store.mark_finished("e")
 
 
 def test_an_explorer_that_comes_back_is_waited_for(store):
@@ -222,7 +222,7 @@ def test_an_explorer_that_comes_back_is_waited_for(store):
     for name in ("a", "further"):
         store.join(name, 9)
         store.put(name, 1, {}, [], 0)
-    store.finished("further")
+    store.mark_finished("further")
     store.leave("a")
     assert store.exhausted()
     store.expect("a")
@@ -234,7 +234,7 @@ def test_an_explorer_that_has_left_is_not_waited_for(store):
     for name in ("a", "b"):
         store.join(name, 9)
         store.put(name, 1, {}, [], 0)
-    store.finished("a")
+    store.mark_finished("a")
     assert not store.exhausted() and store.lease(1, 2, 0) is None
     store.leave("b")
     assert store.exhausted() and store.lease(1, 2, 0) == []
@@ -281,15 +281,15 @@ def test_explorers_are_described_to_who_waits_for_them(store):
     store.put("a", 2, {}, [], 0)
     store.put("a", 3, {}, [], 0, waits_for=4)
     store.position("b")
-    store.finished("b")
+    store.mark_finished("b")
     known = store.stats().explorers
     assert describe_explorers(known, known["a"].seen + 3) == (
         "explorers known: a (step 3 of 9, no experience left of its last 2 steps, waits for version 4, last seen 3 s "
         "ago), b (step 0, finished)"
     )
-    store.seen(EXPLORER, "a")
+    store.mark_seen(EXPLORER, "a")
     assert store.stats().explorers["a"].seen >= known["a"].seen and store.stats().explorers["a"].total == 9
-    store.seen(TRAINER, "trainer")
+    store.mark_seen(TRAINER, "trainer")
     assert store.trainer().seen is not None and not store.trainer().finished
 
 
@@ -332,7 +332,7 @@ def test_a_wait_names_who_is_missing_and_what_drops_all(store):
     known, now = store.stats().explorers, time.time()
     assert not all_is_dropped(known, before, now), "that explorer may be in the middle of a long step"
     assert not all_is_dropped(known, before, now + 99), "all are lost"
-    store.finished("dead")
+    store.mark_finished("dead")
     assert all_is_dropped(store.stats().explorers, before, now)
 
 
@@ -378,7 +378,7 @@ def test_an_explorer_whose_clock_is_behind_is_not_lost(postgresql_url, tmp_path,
         with monkeypatch.context() as machine:
             real = time.time
             machine.setattr(time, "time", lambda: real() - 90)
-            store.seen(EXPLORER, "behind")
+            store.mark_seen(EXPLORER, "behind")
             assert store.admit("behind", 4, 0, bound.awaited)[0] is None
         assert store.admit("other", 4, 0, bound.awaited)[0] == 1
         stats = store.stats()

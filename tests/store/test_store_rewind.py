@@ -92,7 +92,7 @@ def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
     """The explorer of a killed run calls `waiting` or `finished` after the next run has rewound the store."""
     on_policy(store, 1, 3, {})
     store.rewind(2)
-    for report in (lambda: store.waiting("e", 3), lambda: store.finished("e")):
+    for report in (lambda: store.mark_waiting("e", 3), lambda: store.mark_finished("e")):
         with pytest.raises(LineageChanged):
             report()
     assert len(store.lease(3, 4, 2)) == 4
@@ -102,8 +102,8 @@ def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
 def test_rewind_affects_only_users_of_newer_weights(store):
     store.put("slow", 1, {"o": 1}, make_rows(2, tag="slow"), 0)
     on_policy(store, 1, 3, {})
-    store.finished("slow")
-    store.finished("e")
+    store.mark_finished("slow")
+    store.mark_finished("e")
     store.rewind(1)
     explorers = store.stats().explorers
     assert explorers["slow"].finished
@@ -112,7 +112,7 @@ def test_rewind_affects_only_users_of_newer_weights(store):
 
 def test_unaffected_explorer_still_waits(store):
     on_policy(store, 1, 2, {})
-    store.waiting("e", 2)
+    store.mark_waiting("e", 2)
     store.rewind(1)
     assert store.stats().explorers["e"].waiting == 2
     store.rewind(0)

@@ -156,13 +156,13 @@ class Life(RuleBasedStateMachine):
     @rule(name=st.sampled_from(EXPLORERS), ahead=st.integers(0, 2))
     def wait(self, name, ahead):
         if name in self.sessions and not self.sessions[name]["stale"]:
-            self.sessions[name]["store"].waiting(name, self.trained + ahead)
+            self.sessions[name]["store"].mark_waiting(name, self.trained + ahead)
             self.says(name, waiting=self.trained + ahead, finished=False)
 
     @rule(name=st.sampled_from(EXPLORERS))
     def finish(self, name):
         if name in self.sessions and not self.sessions[name]["stale"]:
-            self.sessions[name]["store"].finished(name)
+            self.sessions[name]["store"].mark_finished(name)
             self.says(name, waiting=None, finished=True)
 
     @rule(name=st.sampled_from(EXPLORERS))
@@ -212,7 +212,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.total is not None)
     @rule()
     def end(self):
-        self.trainer.end("trainer")
+        self.trainer.mark_ended("trainer")
         self.ended = True
 
     @rule(rows=st.integers(1, 6), whole=st.booleans(), forget=st.booleans())

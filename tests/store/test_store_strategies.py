@@ -66,7 +66,7 @@ def test_a_group_is_used_up_to_its_limit_and_then_pruned(store):
     limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2}}
     strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0, **limited})
     store.put("e", 1, {}, make_rows(2), 0)
-    store.finished("e")
+    store.mark_finished("e")
     assert [len(store.lease(step, 4, step - 1, strategy, now=20.0 * step)) for step in (1, 2, 3)] == [4, 4, 0]
     store.commit(2)
     store.rewind(2)
@@ -110,7 +110,7 @@ def test_stale_groups_are_counted_and_never_trained(store):
 def test_reuse_after_the_cooldown_only(store):
     strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0})
     store.put("e", 1, {}, make_rows(2), 0)
-    store.finished("e")
+    store.mark_finished("e")
     assert len(store.lease(1, 4, 0, strategy, now=100.0)) == 4
     assert store.lease(2, 4, 1, strategy, now=105.0) == []
     assert len(store.lease(3, 4, 2, strategy, now=110.0)) == 4
@@ -173,7 +173,7 @@ def test_expert_data_without_a_usable_row():
 def test_mix_takes_both_and_resumes_both(store):
     strategy, data = Mix(0.25), expert(seed=1)
     store.put("e", 1, {}, make_rows(6, 3), 0)
-    store.finished("e")
+    store.mark_finished("e")
     batches = {step: store.lease(step, 8, step - 1, strategy, data) for step in (1, 2, 3)}
     for batch in batches.values():
         assert [e.is_expert for e in batch] == [False] * 6 + [True] * 2

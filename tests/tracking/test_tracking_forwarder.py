@@ -32,11 +32,11 @@ from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
-from trinity_core.tracking.writers import RunInfo, RunOutcome, RunPerExplorer, TracingWriter, full_names
+from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, full_names
 from trinity_core.waits import poll
 
 
-class Recorder:
+class Recorder(Writer):
     """A writer that remembers."""
 
     link = "nowhere"
@@ -110,7 +110,8 @@ def test_two_flows_of_one_job_forward_each_line_once(tmp_path: Path) -> None:
 def test_explorers_with_runs_of_their_own_are_kept_apart(tmp_path: Path, own_runs: bool) -> None:
     """In whichever order their flows poll. Where all of a job is one run, any flow may forward for the others."""
 
-    class Apart(Recorder, RunPerExplorer): ...
+    class Apart(Recorder):
+        per_explorer = True
 
     flows = [("both", "explorer"), ("explore", "explorer_new"), ("explore", "third")]
     writers = [Apart() if own_runs else Recorder() for _ in flows]
@@ -368,7 +369,7 @@ def test_names_are_as_long_as_mlflow_takes_them(root: Path) -> None:
     save_checkpoint(info.job_dir, 1)
     writer.checkpoint(1, info.job_dir / "global_step_1")
     rollout = SampledRollout("2 + 2?", "4", 1.0, {"part" * 100: 0.5}, "4", 7)
-    assert isinstance(writer, TracingWriter)
+    assert writer.takes_traces
     writer.traces("explorer", 1, [rollout], 0)
     client = mlflow_client(root)
     run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
@@ -633,34 +634,6 @@ def test_evaluations_of_separate_explorers_are_in_one_run_of_each_copy(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
-def test_a_run_of_an_older_release_is_not_sent_again(root: Path, monitor: str, args: dict) -> None:
-    """It noted its position for the tracking system as a whole."""
-
-    def tracked() -> int:
-        info = RunInfo("p", "n", root / "p/n", args=args, identity="a")
-        writer = open_writer(monitor, info, root)
-        lines = Forwarder(info.job_dir, writer, "train", target=monitor).poll()
-        writer.close(RunOutcome.FINISHED)
-        return lines
-
-    trainer = MetricsFile(root / "p/n", "trainer")
-    trainer.write(1, {"loss": 1.0})
-    assert tracked() == 1
-    note, state = (root / "p/n/monitor" / name for name in (f"{monitor}.json", "forwarded_trainer.json"))
-    kept = json.loads(note.read_text())
-    note.write_text(json.dumps({key: kept[key] for key in ("run_id", "uri", "experiment_id", "id") if key in kept}))
-    [position] = json.loads(state.read_text())["positions"].values()
-    state.write_text(json.dumps({"positions": {monitor: position}}))
-    assert tracked() == 0
-    trainer.write(2, {"loss": 1.0})
-    assert (tracked(), tracked()) == (1, 0)
-    if monitor == "mlflow":
-        mlflow_client(root).delete_run(kept["run_id"])
-        assert tracked() == 2
-
-
-@pytest.mark.slow
 def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     parent = tmp_path / "project" / "name"
     config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}
@@ -739,7 +712,9 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
 
 
 def test_traces_wait_for_a_tracking_system_that_is_away(tmp_path: Path) -> None:
-    class TraceRecorder(Recorder, TracingWriter):
+    class TraceRecorder(Recorder):
+        takes_traces = True
+
         def traces(self, source, step, rollouts, time_ns) -> None:
             if self.broken:
                 raise ConnectionError("refused")

@@ -294,7 +294,7 @@ def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path
 
 
 def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:
-    """With nccl a version is whole weights, with the others an adapter: the engines could not load the other kind."""
+    """With nccl a version is full weights, with the others an adapter: the engines could not load the other kind."""
     for version, name in ((1, "x.weight"), (2, f"x{A}")):
         file = tmp_path / f"rollout_weights_{version}.safetensors"
         save_file({name: torch.ones(1)}, file, {"version": str(version), "check": "null"})

@@ -59,7 +59,7 @@ def test_a_synchronous_train_step_takes_explore_steps_whole(make_config: Any, ov
     source = RolloutSource(make_config(**{"mode": "both", **tasks, **overrides}), None)
     for step, size in enumerate((10, 3, 7), 1):
         source.store.put("explorer", step, {}, make_rows(4, size, tag=f"{step}/"), 0)
-    source.store.finished("explorer")
+    source.store.mark_finished("explorer")
     batches = [source.draw(step, lambda: False, lambda _: None) for step in range(1, len(rows) + 1)]
     assert [len(batch or ()) for batch in batches] == rows
 

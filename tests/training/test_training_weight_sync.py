@@ -125,7 +125,7 @@ def test_push_after_resume_serves_waits_for_older_versions(versions: PushedVersi
         publisher, senders = pushing(versions, store.awaited, timeout=0.2)
         with pytest.raises(TransientFault, match="version 6"):
             publisher.publish(6, CHECK)
-        store.waiting("explorer", 4)
+        store.mark_waiting("explorer", 4)
         publisher.publish(6, CHECK)
     assert senders[0].sent == [6] and versions.wait(4, timeout=0) == 6
 

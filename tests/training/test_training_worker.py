@@ -218,7 +218,7 @@ def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
     config = rollouts("short")
     put(config, (1,))
     with open_run_store(config) as store:
-        store.waiting("explorer", 2)
+        store.mark_waiting("explorer", 2)
         worker = TrainerWorker(config)
         worker.start()
         runner = Thread(target=worker.run, args=(train,))
@@ -226,7 +226,7 @@ def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
         while worker.progress()["step"] < 2:
             runner.join(0.02)
         assert worker.progress()["metrics"]["skipped_step"] == 1.0
-        store.finished("explorer")
+        store.mark_finished("explorer")
         runner.join(60)
         assert store.trainer().ended, "for explorers that come later"
     assert worker.progress()["state"] == "done" and worker.progress()["step"] < 4

@@ -108,7 +108,7 @@ def start_fault(lora: LoraConfig) -> str:
     wrong = [
         f"{name} {theirs.get(name)} instead of {value:g}" for name, value in ours.items() if theirs.get(name) != value
     ]
-    return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values beside path" if wrong else ""
+    return f"the adapter in {lora.path} has {', '.join(wrong)}; give its own values next to path" if wrong else ""
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ COMPANIONS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
     "generation_config.json", "*.model", "*.tiktoken",
 )  # fmt: skip
-"""Files of a base model that are copied beside the weights."""
+"""Files of a base model that are copied along with the weights."""
 log = logging.getLogger(__name__)
 
 

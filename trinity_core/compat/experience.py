@@ -18,7 +18,7 @@ from trinity_core.workflows.rollout_model import Completion
 
 @dataclass
 class EID:
-    """Where an experience belongs: a workflow sets `run` and `step`, and `task` for a group beside the task's own."""
+    """Where an experience belongs: a workflow sets `run` and `step`, and `task` for a group of its own."""
 
     batch: int | str = ""
     task: int | str = ""

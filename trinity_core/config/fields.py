@@ -67,7 +67,7 @@ class Type:
 
     @property
     def takes_text_or_list(self) -> bool:
-        """True for a text, or names, of which one alone or a list may be written."""
+        """True for a text, or names, that may be written alone or as a list."""
         return any(isinstance(extra, OneOrMany | Listed) for extra in self.extras)
 
     @property

@@ -124,7 +124,7 @@ def _named(name: str, value: str) -> Schema:
 
 
 def _implied(cls: type[BaseModel], name: str, value: str) -> Iterator[Schema]:
-    """The part is left out beside an `algorithm_type` that stands for this one. Without that key nothing follows: a
+    """The part may be left out with an `algorithm_type` that stands for this one. Without that key nothing follows: a
     stage has the type of what is above it."""
     if cls is AlgorithmConfig:
         types = [algorithm for algorithm, known in ALGORITHMS.items() if vars(known)[name] == value]

@@ -61,7 +61,7 @@ def config_from_dict(
 def stages(config: Config) -> list[Config]:
     """One configuration for each stage, in order; the configuration itself where it has no stages.
 
-    A stage's run is called `<name>_<stage_name>` and lies beside the others. The model path of a stage after the first
+    A stage's run is called `<name>_<stage_name>` next to the others. The model path of a stage after the first
     is set when the one before has ended.
     """
     return list(config.stage_runs) if config.stages else [config]
@@ -153,8 +153,8 @@ def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
-    """A relative folder as an absolute one, as processes elsewhere load it too: below the present folder if it is
-    there, else beside the file that names it."""
+    """A relative folder as an absolute one, as processes elsewhere load it too: below the current directory if it is
+    there, else next to the file that names it."""
     here = expanded(folder).absolute()
     beside = Path(place.file).parent / folder if place is not None and place.file else here
     return str(beside.resolve() if beside.is_dir() and not here.is_dir() else here)

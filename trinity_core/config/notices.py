@@ -29,7 +29,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """A notice for each setting without effect in this run, and for each that another one changes."""
-    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart)
+    rules = (_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -236,6 +236,20 @@ def _raft(config: Config) -> Iterator[Finding]:
     yield _notice("algorithm.algorithm_type", "info", message)
 
 
+def _taught(config: Config) -> Iterator[Finding]:
+    """A teacher whose context is no longer than the policy's cannot score an answer that fills it: its engine samples
+    a token after each sequence."""
+    models, longest, name = config.explorer.auxiliary_models, config.model.max_model_len, config.algorithm.advantage_fn
+    taught = config.explores and registry_of("algorithm.advantage_fn").uses(name or "none", "teacher_logprobs")
+    if taught and models and (models[0].max_model_len or 0) <= longest:
+        key = "explorer.auxiliary_models[0].max_model_len"
+        message = (
+            f"{key} is {models[0].max_model_len}, and model.max_model_len {longest}: answers that fill the context "
+            f"have no teacher's log-probs and carry no loss. Set it to {longest + 1} if the teacher has the positions."
+        )
+        yield _notice(key, "info", message)
+
+
 def _thinking(config: Config) -> Iterator[Finding]:
     """Without a reward function, `math_workflow` asks and scores as Trinity-RFT's does.
 
@@ -313,7 +327,7 @@ def _merged(config: Config) -> Iterator[Finding]:
     if config.mode != "both" or config.is_supervised or not merges:
         return
     message = (
-        f"With sync_method {config.synchronizer.sync_method} engines get whole weights, into which the adapter is "
+        f"With sync_method {config.synchronizer.sync_method} engines get full weights, into which the adapter is "
         "merged; with memory or checkpoint they get the adapter alone."
     )
     yield _notice("synchronizer.sync_method", "info", message)

@@ -31,7 +31,7 @@ def store_url(config: Config) -> str:
 
 
 def explored_file(config: Config) -> Path | None:
-    """The JSON lines that an explorer on its own writes beside the store; None unless `storage_type` is `file`.
+    """The JSON lines that an explorer on its own writes in addition to the store; None unless `storage_type` is `file`.
 
     `path` names the file, or a folder in which it is called after the explorer.
     """

@@ -35,7 +35,7 @@ THINKING_WORKFLOWS = ("math_workflow", "async_math_workflow")
 CALLS = {"tools_key": "tools", "response_key": "answer"}
 CONVERSATION = {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "raw_system"}
 PROMPT = {"prompt_type", "prompt_key", "messages_key"}
-"""Keys of which any says where the prompt is."""
+"""Keys, each of which says where the prompt is."""
 
 
 def resolve(config: Config) -> Config:
@@ -142,7 +142,7 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature of log-probs of rows that do not carry their own, such as expert data beside rollouts.
+    """The temperature of log-probs of rows that do not carry their own, such as expert data mixed with rollouts.
 
     It is that of the first training task set (of the model, without task sets), and 1 for given data alone and where
     rollouts are greedy.
@@ -154,7 +154,7 @@ def sampling_temperature(config: Config) -> float:
 
 
 def shares(config: Config) -> dict[str, float]:
-    """The data sets of which given rows of a batch are made, with their weights, by key of `auxiliary_buffers`.
+    """The data sets that given rows of a batch are made of, with their weights, by key of `auxiliary_buffers`.
 
     In a supervised run the experience buffer, as "", comes first; others take part if they have a share. They are often
     meant for a later stage.

@@ -7,6 +7,7 @@ type is text keeps what was written: `name: 1.10` is called 1.10, and an environ
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ DEEPEST = 50
 UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
 TAG = "tag:yaml.org,2002:"
 OBJECT = "!object"
-"""Tag of what is no plain value, of which the node's text is the type."""
+"""Tag of what is no plain value; the node's text is its type."""
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
 
@@ -304,7 +305,7 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     if any(map(is_unfit, parts)):
         source.problems.append(Finding(_shown(".".join(parts)), None, "invalid", UNFIT).at(SourceLocation(file)))
         return
-    node = yaml.compose(raw, Loader)
+    node = _composed(raw)
     _inherit(source, parts)
     owner, path = _owner(source.tree, parts)
     key, walk = key_of(path), _Walk(file, has_lines=False)
@@ -319,6 +320,17 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     ]
     source.problems = stays + new.problems
     source.refers |= new.refers
+
+
+def _composed(raw: str) -> yaml.Node | None:
+    """The node of an override's value, None without one. Raises YAMLError.
+
+    A `#` begins no comment here: folders have it in their names.
+    """
+    node = yaml.compose(raw, Loader)
+    if "#" in raw and (node is None or (isinstance(node, yaml.ScalarNode) and not node.style)):
+        return yaml.compose(json.dumps(raw.strip(), ensure_ascii=False), Loader)
+    return node
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ else:
 def default_sync_method(mode: str, several_nodes: bool = False, adapter: bool = False) -> str:
     """The first method that serves `mode`: only in `both` are explorer and trainer one run.
 
-    For a LoRA adapter, one that need not push whole weights, and that works on several nodes if there are.
+    For a LoRA adapter, one that need not push full weights, and that works on several nodes if there are.
     """
     fits = (
         name

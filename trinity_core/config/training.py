@@ -22,7 +22,7 @@ AT_ONCE_ON_CPU = 4_000_000
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a rewind may need."""
 GPU_CONTEXT = 3 << 29
-"""Bytes of a GPU that a process on it holds beside its tensors, also while it sleeps: CUDA's context, libraries and
+"""Bytes of a GPU that a process on it holds besides its tensors, also while it sleeps: CUDA's context, libraries and
 their workspaces. Assumed, not measured."""
 
 

@@ -291,7 +291,7 @@ class ChatEncoder:
             )
 
     def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
-        """Raise DataError if the template leaves out the tool calls of the last message, or the text beside them."""
+        """Raise DataError if the template leaves out the tool calls of the last message, or the text next to them."""
         before, last = messages[:-1], messages[-1]
         if not last.get("tool_calls"):
             return
@@ -299,7 +299,7 @@ class ChatEncoder:
         if self._writes_alike((messages, tools), ([*before, {"role": "assistant", "content": words}], tools)):
             raise DataError("the chat template leaves out tool calls; use a template that writes them")
         if words.strip() and self._writes_alike((messages, tools), ([*before, last | {"content": ""}], tools)):
-            raise DataError("the chat template leaves out the text beside tool calls; use a template that writes it")
+            raise DataError("the chat template leaves out the text next to tool calls; use a template that writes it")
 
     def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
         """True if the template renders two conversations alike; False if it refuses one."""

@@ -42,7 +42,7 @@ class RejectedRows:
         return cls(config.buffer.max_rejected_share, folder)
 
     def settle(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> None:
-        """Log and write down the rejected rows of a data set, of which `kept` rows are left.
+        """Log and write down the rejected rows of a data set that has `kept` rows left.
 
         Raises DataError, naming the first rows and reasons, if none is left or more than `max_share` are rejected.
         """
@@ -54,7 +54,7 @@ class RejectedRows:
             logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)
 
     def problem(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> str:
-        """Why a data set of which `kept` rows are left cannot be used; "" if it can."""
+        """Why a data set with `kept` rows left cannot be used; "" if it can."""
         if not kept:
             return f"data set '{name}' has no usable row: {list_rejected(rejected) or 'it is empty'}"
         if len(rejected) <= self.max_share * (len(rejected) + kept):

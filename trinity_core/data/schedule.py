@@ -40,7 +40,7 @@ class Mixture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """In an epoch every task set gives as many tasks as it has, in an order drawn anew each epoch."""
+    """In an epoch every task set gives as many tasks as it has, in an order redrawn each epoch."""
 
     sizes: tuple[int, ...]
     seed: int
@@ -308,7 +308,7 @@ class TaskSchedule:
                 if taskset.last < last.get(taskset.name, 0) or len(taskset) < self._drawn[source]:
                     raise DataError(
                         f"the run cannot continue after explore step {self.step}: {drawn} tasks of '{taskset.name}' "
-                        f"were drawn, but its queue has {len(taskset)}. Bring its file back, or start anew",
+                        f"were drawn, but its queue has {len(taskset)}. Bring its file back, or start over",
                         key=taskset.name,
                     )
 

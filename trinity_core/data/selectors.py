@@ -163,7 +163,7 @@ class EasyToHard(EpochSelector):
 
 @SELECTORS.register("priority")
 class ByPriority(EpochSelector):
-    """The rows of the highest priority first, those of equal priority in an order drawn anew each epoch."""
+    """The rows of the highest priority first, those of equal priority in an order redrawn each epoch."""
 
     columns = (1,)
 

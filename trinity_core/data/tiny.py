@@ -109,7 +109,7 @@ class TinySize:
     intermediate_size: int = 384
     layers: int = 4
     heads: int = 4
-    """Attention heads; each has `hidden_size / heads` channels, of which vLLM wants 32, 64, 96 or 128."""
+    """Attention heads; each has `hidden_size / heads` channels; vLLM wants 32, 64, 96 or 128."""
     key_value_heads: int = 2
     max_position_embeddings: int = 1024
     """The longest sequence; also the tokenizer's `model_max_length`."""

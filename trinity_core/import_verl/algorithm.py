@@ -29,7 +29,7 @@ _LOSSES = {
     "gpg": "reinforce",
 }
 _BY_SEQUENCE = ("gspo", "gmpo", "sapo")
-"""Losses of which veRL takes the mean over sequences, whatever `loss_agg_mode` says."""
+"""Losses that veRL averages over sequences, whatever `loss_agg_mode` says."""
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 
 

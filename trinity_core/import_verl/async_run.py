@@ -21,7 +21,7 @@ def is_fully_async(draft: Draft) -> bool:
 
 
 def has_rollout_gpus(draft: Draft) -> bool:
-    """Whether rollouts have GPUs beside the trainer's."""
+    """Whether rollouts have GPUs of their own."""
     return is_fully_async(draft) or "one_step_off" in draft.verl.program
 
 

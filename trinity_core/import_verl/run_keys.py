@@ -73,7 +73,7 @@ REINFORCED: Keys = keys(
             "prompt_length": noted("Follows from data.max_prompt_length."),
             "response_length": noted("Follows from data.max_response_length."),
             "layered_summon": Noted(
-                "Engines load whole weights by weight sync.", asked_by="actor_rollout_ref.model.lora_rank"
+                "Engines load full weights by weight sync.", asked_by="actor_rollout_ref.model.lora_rank"
             ),
         },
         same(

@@ -134,7 +134,7 @@ def usual_sampling(config: Config) -> dict[str, Any]:
 
 
 def text_completion(answer: Answer) -> Completion:
-    """An answer of which only text and lengths are known: token ids are -1, log-probs NaN."""
+    """An answer whose text and lengths alone are known: token ids are -1, log-probs NaN."""
     length = max(answer.tokens, 1)
     return Completion(
         np.full(max(answer.prompt_tokens, 1), -1, dtype=np.int32),

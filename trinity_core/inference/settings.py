@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.config import AuxiliaryModelConfig, Config, LoraConfig, RolloutModelConfig
 from trinity_core.config.engine_args import SAFE, is_lossy
 from trinity_core.config.number_formats import DTYPE_BYTES, dtype_of
@@ -25,6 +26,8 @@ CPU_BATCH_TOKENS = 16384
 """Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: generators on the
 CPU cannot continue a seeded request between chunks."""
 
+SOCKET_BYTES = 40
+"""In the folder for vLLM's, each of which is called by a UUID."""
 PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Idle OpenMP threads of CPU processes sleep at once. Spinning saves a twelfth of a train step on a quiet machine, and
 makes everything four times as slow where one other process is busy (`benchmarks/busy_machine.py --spin 60000`,
@@ -61,7 +64,7 @@ class EngineSettings:
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
     lora_rank: int = 0
-    """Rank of the LoRA adapter that is in use beside the model; 0 without one."""
+    """Rank of the LoRA adapter that is in use on top of the model; 0 without one."""
     lora_modules: tuple[str, ...] = ()
     """Last parts of the names of the matrices that it changes; empty: of all but the output embedding."""
     adapter_path: str = ""
@@ -109,7 +112,9 @@ class EngineSettings:
         """Environment variables to set before the engine's process starts: they are read at import."""
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
-            return quiet
+            usual = tempfile.gettempdir()  # another node may have another
+            short = short_folder(usual, SOCKET_BYTES)
+            return quiet if short == usual else quiet | {"VLLM_RPC_BASE_PATH": short}
         # Without it vLLM still compiles one kernel of the sampler, which takes 4 s and a C++ compiler.
         uncompiled = {"TORCHDYNAMO_DISABLE": "1"} if self.eager else {}
         return (

@@ -38,11 +38,11 @@ from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 T = TypeVar("T")
 
-OPERATED = "data_processor.experience_pipeline.operators"
-CURATED = "data_processor.task_pipeline.operators"
+EXPERIENCE_OPERATORS = "data_processor.experience_pipeline.operators"
+TASK_OPERATORS_KEY = "data_processor.task_pipeline.operators"
 BUILT_IN = "trinity_core.workflows."
 """Of modules: with it those of built-in workflows begin."""
-OURS = (operators.__name__, shaping.__name__)
+PURE_MODULES = (operators.__name__, shaping.__name__)
 """Modules of experience operators that are functions of their arguments alone."""
 
 
@@ -74,8 +74,8 @@ def check_names(config: Config, report: Report) -> Config:
         typed = typed.noting(_unasked_models(typed, tasksets))
     section = typed.data_processor
     for key, pipeline, runs in (
-        (OPERATED, section.experience_pipeline, config.explores),
-        (CURATED, section.task_pipeline, uses_pipeline(config)),
+        (EXPERIENCE_OPERATORS, section.experience_pipeline, config.explores),
+        (TASK_OPERATORS_KEY, section.task_pipeline, uses_pipeline(config)),
     ):
         if pipeline is not None and runs:
             for fault in _data_juicer_faults(key, pipeline.operators, typed.service.data_juicer):
@@ -109,13 +109,13 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
         for name, tasksets in (("tasksets", training_tasksets(config)), ("eval_tasksets", eval_tasksets(config)))
     }
     if pipeline := config.data_processor.experience_pipeline:
-        values[OPERATED] = [
-            _tried_operator(config, operator, f"{OPERATED}[{index}]", report, imports)
+        values[EXPERIENCE_OPERATORS] = [
+            _check_experience_operator(config, operator, f"{EXPERIENCE_OPERATORS}[{index}]", report, imports)
             for index, operator in enumerate(pipeline.operators)
         ]
     if tasks := config.data_processor.task_pipeline:
-        values[CURATED] = [
-            _made_operator(config, operator, f"{CURATED}[{index}]", report, imports)
+        values[TASK_OPERATORS_KEY] = [
+            _check_task_operator(config, operator, f"{TASK_OPERATORS_KEY}[{index}]", report, imports)
             for index, operator in enumerate(tasks.operators)
         ]
     return config.with_values(values)
@@ -131,14 +131,14 @@ def _typed_operator(
     return operator.with_values({"args": args})
 
 
-def _tried_operator(
+def _check_experience_operator(
     config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
     """An experience operator whose arguments also suit each other: one of ours says so before it looks at anything."""
     before = report.added
     typed = _typed_operator(OPERATORS, operator, key, report, imports)
     ours = OPERATORS.get(operator.name)
-    if ours is None or ours.__module__ not in OURS or report.added > before:
+    if ours is None or ours.__module__ not in PURE_MODULES or report.added > before:
         return typed
     try:
         ours([], **typed.args)
@@ -161,7 +161,9 @@ def _tried_operator(
     return typed
 
 
-def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
+def _check_task_operator(
+    config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
+) -> OperatorConfig:
     """A task operator whose arguments also suit each other, and whose models can be asked."""
     before, refused = report.added, report.touched((f"{key}.name",))
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
@@ -313,7 +315,7 @@ def _absent_api(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -
 
 
 def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Endpoint arguments of a judge without an endpoint, and arguments of a model beside an endpoint."""
+    """Endpoint arguments of a judge without an endpoint, and arguments of a model together with an endpoint."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
         yield Finding(
@@ -367,7 +369,7 @@ def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]
 
     A reward function for all task sets is read if one of them is of another kind.
     """
-    unread = {key: taskset for key, taskset in tasksets if _is_played(taskset)}
+    unread = {key: taskset for key, taskset in tasksets if _reward_is_environments(taskset)}
     for key, taskset in unread.items():
         reward, where = taskset.default_reward_fn_type, f"{key}.default_reward_fn_type"
         message = f"is not read by {taskset.default_workflow_type}, whose rewards are the environment's: leave it out."
@@ -384,7 +386,7 @@ def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]
             yield Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message)
 
 
-def _is_played(taskset: TasksetConfig) -> bool:
+def _reward_is_environments(taskset: TasksetConfig) -> bool:
     """True if the task set's rewards are those of an environment."""
     workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
     return workflow is not None and issubclass(workflow, EnvWorkflow) and workflow.run is EnvWorkflow.run

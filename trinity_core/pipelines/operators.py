@@ -64,7 +64,7 @@ def reward_std_filter(experiences: list[Experience], threshold: Annotated[float,
 def dapo_dynamic_sampling(
     experiences: list[Experience], metric_key: str = "accuracy", correct_threshold: float = 0.0
 ) -> list[Experience]:
-    """Keep groups of which some rollouts, not all, are right (DAPO, arXiv 2503.14476, eq. 11): their part `metric_key`,
+    """Keep groups in which some rollouts, not all, are right (DAPO, arXiv 2503.14476, eq. 11): their part `metric_key`,
     or without one their reward, is above the threshold. A penalty for length in the reward plays no part."""
     scores = [
         e.metrics.get(metric_key, reward) for e, reward in zip(experiences, rollout_rewards(experiences), strict=True)
@@ -159,7 +159,7 @@ class OperatorPipeline:
 
     operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
     in_a_row: int = 0
-    """Groups with which an operator failed since a step of which one was left."""
+    """Groups that an operator failed on since a step that left one."""
     running: str = ""
     """As `Operators`."""
 

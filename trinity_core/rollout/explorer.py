@@ -56,12 +56,13 @@ class Explorer:
     """
 
     def __init__(self, config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]] = ()) -> None:
+        os.environ.update(config.explorer.env_vars)  # before anything that may read them is imported
         start_log()
         self.config = config
         self.name = config.explorer.name
         self.version: int | None = None
         """The version that the engines hold; None if they have loaded none of this lineage."""
-        self._untouched = True
+        self._has_initial_weights = True
         """True while the engines hold the weights they started with (version 0)."""
         self._engines, self._auxiliary = engines, auxiliary
         self._preparing: asyncio.Task[Resources] | None = None
@@ -71,7 +72,7 @@ class Explorer:
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
-        self._left: int | None = None
+        self._rewound_to: int | None = None
         """The oldest version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
         """The version that was evaluated last."""
@@ -80,7 +81,7 @@ class Explorer:
         self._records = StepRecords(config)
         self._turn = GpuTurn(config, self._records)
         self._failures = FailureWatch(RejectedRows.of(config, self.name), judged_later=config.mode == "explore")
-        self._used: tuple[float, float, float] | None = None
+        self._usage_before_wait: tuple[float, float, float] | None = None
         """Work of engines and verifiers at the beginning of a wait for rollouts."""
 
     # ---- what others call ----
@@ -88,7 +89,6 @@ class Explorer:
     async def prepare(self) -> None:
         """Wait for the engines; open task sets, tokenizer, store and weights. Calling it again changes nothing."""
         if self._preparing is None:
-            os.environ.update(self.config.explorer.env_vars)
             self._preparing = asyncio.ensure_future(open_resources(self.config, self._engines, self._auxiliary))
         self._resources = await asyncio.shield(self._preparing)
 
@@ -105,13 +105,13 @@ class Explorer:
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
         store = self._open.store
-        with present(partial(store.seen, EXPLORER, self.name), f"explorer {self.name}"):
+        with present(partial(store.mark_seen, EXPLORER, self.name), f"explorer {self.name}"):
             while True:
                 try:
                     await asyncio.to_thread(self._start_over)
                     await loop(self)
                     await self._turn.end(self._open.pool)
-                    ends = store.finished if self._is_done else store.leave
+                    ends = store.mark_finished if self._is_done else store.leave
                     await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
@@ -148,7 +148,7 @@ class Explorer:
         await self.prepare()
         await self._turn.begin(self._open.pool, lambda: False)
         if path is not None:
-            self._untouched = False
+            self._has_initial_weights = False
             await self._open.pool.load(WeightSource("folder", path), version)
             self.version = version
         elif version != (self.version or 0):
@@ -184,7 +184,7 @@ class Explorer:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it).
+        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer at work).
 
         A synchronous run resumes exactly, so its steps depend only on their tasks and weights.
         """
@@ -204,13 +204,10 @@ class Explorer:
         for the GPU if the trainer shares it. None after `stop`, if the trainer has finished, and if a queue has ended.
         """
         version = await self.wait_for(self.due_version(step))
-        version = version if version is None else await self._arrival(version)
-        if version is not None and self._turn.is_over:
-            self._state, self._wait = "waiting for the GPU", self._turn
-            try:
-                version = version if await self._turn.begin(self._open.pool, self._is_over) else None
-            finally:
-                self._wait = None
+        if version is not None:
+            version = await self._wait_for_tasks(version)
+        if version is None or (self._turn.is_over and not await self._wait_for_gpu()):
+            return None
         return version
 
     async def newest_version(self, step: int) -> int | None:
@@ -220,9 +217,10 @@ class Explorer:
         are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
         """
         version = SyncSchedule.of(self.config).dynamic_version(step, self.version, self.weights.latest())
-        version = await self.wait_for(0) if version is None else version
-        if version is None or (bound := staleness_bound(self.config)) is None:
-            return version if version is None else await self._arrival(version)
+        if version is None and (version := await self.wait_for(0)) is None:
+            return None
+        if (bound := staleness_bound(self.config)) is None:
+            return await self._wait_for_tasks(version)
         self._state = f"waiting to begin step {step}"
         rows = self._steps.rows(step)
         store, watch = self._open.store, self._watch
@@ -235,12 +233,12 @@ class Explorer:
         None after `stop`, and if the trainer has finished.
         Raises `LineageChanged` if the trainer went back meanwhile, `TransientFault` after `sync_timeout` seconds.
         """
-        if self._holds_start(version):
+        if self._engines_hold(version):
             return 0
         self._state = f"waiting for version {version}"
         if not self.weights.has(version):
             await self._turn.end(self._open.pool)
-            await asyncio.to_thread(self._open.store.waiting, self.name, version)
+            await asyncio.to_thread(self._open.store.mark_waiting, self.name, version)
         wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
         loadable = await self._waited(wait)
         if wait.went_back:
@@ -251,13 +249,13 @@ class Explorer:
 
     async def load(self, version: int) -> None:
         """Load `version` into all engines, each of which then passes the weight check; nothing if they hold it."""
-        if version == self.version or self._holds_start(version):
+        if version == self.version or self._engines_hold(version):
             return
         self._state = f"loading version {version}"
         await self._load(version, "weight_sync")
 
     async def _load(self, version: int, activity: str) -> None:
-        self._untouched = False
+        self._has_initial_weights = False
         with self._records.spent(activity):
             for attempt in range(PULL_ATTEMPTS):
                 try:
@@ -273,9 +271,9 @@ class Explorer:
                     version = newest
         self.version = self._open.model.version = version
         self._records.loaded(done)
-        if self._left is not None:
-            self._steps.went_back(self._left)
-            self._left = None
+        if self._rewound_to is not None:
+            self._steps.went_back(self._rewound_to)
+            self._rewound_to = None
 
     async def evaluate_if_due(self) -> None:
         """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
@@ -299,7 +297,7 @@ class Explorer:
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
-        before, self._used = self._used or resources.usage(), None
+        before, self._usage_before_wait = self._usage_before_wait or resources.usage(), None
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
         rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
@@ -367,7 +365,7 @@ class Explorer:
         last = self.total_steps is not None and self._step >= self.total_steps
         return last or self._steps.is_exhausted
 
-    async def _arrival(self, version: int) -> int | None:
+    async def _wait_for_tasks(self, version: int) -> int | None:
         """Wait until there are tasks or rollouts for a step; the version that is loaded then, None if none will come.
 
         An asynchronous explorer loads new weights meanwhile.
@@ -379,12 +377,20 @@ class Explorer:
             await self.load(version)
         await self._turn.end(self._open.pool)
         self._state = "serving" if self.config.mode == "serve" else "waiting for tasks"
-        self._wait, self._used = self._steps, self._open.usage()
+        self._wait, self._usage_before_wait = self._steps, self._open.usage()
         waiting = arriving if self.is_synchronous else loading_meanwhile(arriving, self._load_newest)
         try:
             if not await waiting:
                 return None
             return version if self._turn.is_shared else self.version or 0
+        finally:
+            self._wait = None
+
+    async def _wait_for_gpu(self) -> bool:
+        """Take the GPU that the trainer shares; False if no further step is needed."""
+        self._state, self._wait = "waiting for the GPU", self._turn
+        try:
+            return await self._turn.begin(self._open.pool, self._is_over)
         finally:
             self._wait = None
 
@@ -413,11 +419,11 @@ class Explorer:
     def _is_stopping(self) -> bool:
         return self._stopping
 
-    def _holds_start(self, version: int) -> bool:
+    def _engines_hold(self, version: int) -> bool:
         """True if the engines started with `version`, so that there is no need to wait for a trainer. False if there is
         a checkpoint: the trainer resumes from it and publishes its weights.
         """
-        is_at_start = version == 0 and self._untouched and not self.weights.has(0)
+        is_at_start = version == 0 and self._has_initial_weights and not self.weights.has(0)
         return is_at_start and not self._open.store.trainer().committed
 
     @property
@@ -435,7 +441,7 @@ class Explorer:
         before = position.get(LINEAGE, stored.lineage if position else 0) if self._lineage is None else self._lineage
         if before != stored.lineage:
             back = self._open.store.went_back_to(before)
-            self.version, self._left = None, back if self._left is None else min(back, self._left)
+            self.version, self._rewound_to = None, back if self._rewound_to is None else min(back, self._rewound_to)
         self._lineage, self._step = stored.lineage, stored.step
         self._evaluated = position.get("evaluated")
         self._open.operator_input.resume(stored.step)

@@ -158,7 +158,7 @@ class TaskSteps:
         return self.schedule.position() | {TAKEN: asdict(self.taken)}
 
     def resume(self, position: Mapping[str, Any] | None, positions: Positions, stats: Callable[[], Stats]) -> None:
-        """See `StepSource`. Train steps still to come are counted anew if they take another number of tasks than
+        """See `StepSource`. Train steps still to come are counted again if they take another number of tasks than
         before, also those that are made again because the trainer went back to before that change."""
         self.schedule.resume(position, positions)
         each, known = tasks_taken(self.config, self.schedule), stats()
@@ -293,7 +293,7 @@ class SampledStep:
 async def sample_step(
     steps: StepSource, operators: Operators, step: int, version: int, rounds: int, failures: FailureWatch
 ) -> SampledStep:
-    """The rollouts of a step. As often as `rounds`, tasks of which nothing is left to train on are replaced by further
+    """The rollouts of a step. As often as `rounds`, tasks with nothing left to train on are replaced by further
     ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
 
     Raises `TrinityError` if all its first tasks fail, and not just a few, or all tasks of the run; and in the last step
@@ -326,7 +326,7 @@ async def sample_step(
 
 
 def _groups(experiences: list[Experience], outcomes: Sequence[Outcome] = ()) -> int:
-    """Groups of which there is something to train on, without those below a task's own."""
+    """Groups with something to train on, without those below a task's own."""
     further = {group for outcome in outcomes for group in outcome.further_groups}
     return len({one.group for one in experiences if one.action_mask.any()} - further)
 

@@ -13,7 +13,7 @@ from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.errors import TrinityError, on_failure
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
+from trinity_core.runtime.faults import POLL_SECONDS, ProcessLost, Stopped, get, result_of, results_of
 from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ProgressReport
@@ -95,7 +95,8 @@ class Actors:
         from trinity_core.rollout.explorer import Explorer
 
         config, name = self.config, actor_prefix(self.config)
-        env, where = {**config.explorer.env_vars, **log_environment(config, name)}, self.placement.nodes.first()
+        # Its own `env_vars` may be keys: Ray writes the variables that it is given to a log that everybody can read.
+        env, where = log_environment(config, name), self.placement.nodes.first()
         return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
     def start_trainers(self) -> list[Any]:
@@ -140,7 +141,7 @@ class Actors:
         return policy_engine(self.config, self.placement.on_gpu, self.placement.engine_threads)
 
     def engine_key(self) -> Hashable:
-        """Two stages with the same key can use the same engines: those with an adapter keep the model beside it."""
+        """Two stages with the same key can use the same engines: those with an adapter keep the base model."""
         settings = self.engine_settings()
         return settings if settings.lora_rank else replace(settings, model_path=""), self.placement.engines
 
@@ -207,7 +208,7 @@ def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -
         with on_failure(lambda: cluster.kill(kept)):
             prepare()
     except (ProcessLost, EngineLost) as loss:
-        log.info("new processes are started: %s", str(loss).removesuffix(AGAIN))
+        log.info("new processes are started: %s", loss.reason if isinstance(loss, ProcessLost) else loss)
         return False
     return True
 

@@ -52,7 +52,7 @@ from trinity_core.store.run_store import open_run_store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Time between two checks whether the trainer beside a finished explorer has gone back to a checkpoint."""
+"""Time between two checks whether the trainer of a finished explorer has gone back to a checkpoint."""
 
 
 class Terminal(Frontend):
@@ -76,7 +76,7 @@ def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, 
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
     with on_failure(lambda: unlock_run(stage)):
-        return run(frontend.judged(stage), frontend)
+        return run(frontend.with_human_verdicts(stage), frontend)
 
 
 def resolve(request: StageRequest, frontend: Frontend = PLAIN) -> Stage:
@@ -112,7 +112,7 @@ def run_pipeline(config: Config, frontend: Frontend = PLAIN, is_ready: bool = Fa
     """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
 
     Stages that an earlier attempt has finished are not run again. Raises TrinityError if the pipeline is in progress;
-    one that is begun anew has a folder of its own.
+    one that starts over has a folder of its own.
     """
     config = in_fresh_folder(config, frontend.begun_by())
     with held(config.job_dir, PIPELINE):
@@ -128,7 +128,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
-    plan = frontend.call("resolve", resolve_pipeline, patient=True)
+    plan = frontend.call("resolve", resolve_pipeline, retries=True)
     with _ray_between_stages(plan, frontend):
         before: dict[str, Any] = {}
         if plan.scores_base:
@@ -157,7 +157,7 @@ def _ray_between_stages(plan: Plan, frontend: Frontend) -> AbstractContextManage
             return nullcontext()
     opened = None
     if not done:
-        opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), patient=True)
+        opened = frontend.call("cluster", lambda: open_cluster(plan.config, plan.gpu_per_node), retries=True)
     return pipeline_cluster(plan, opened)
 
 
@@ -194,8 +194,8 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), frontend: Fro
             if part.config.mode == "train":
                 trained.set()
 
-    parts = frontend.call("resolve", resolve_parts, patient=True)
-    opened = frontend.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), patient=True)
+    parts = frontend.call("resolve", resolve_parts, retries=True)
+    opened = frontend.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), retries=True)
     trained = Event()
     if all(part.config.mode != "train" for part in parts):
         trained.set()

@@ -29,7 +29,14 @@ class Stopped(TransientFault):
 
 
 class ProcessLost(TransientFault):
-    """A process of the run is gone. Its message ends with `AGAIN`."""
+    """A process of the run is gone: `reason` says which. The message also says what to do."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} {AGAIN}"
 
 
 class CancelToken:
@@ -164,21 +171,22 @@ def get(ref: Any, timeout: float | None = None) -> Any:
             raise TrinityError(f"Ray cannot start a process of the run. {cause.error_message}") from error
         if isinstance(cause, _losses()):
             lost = isinstance(cause, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError)
-            raise (ProcessLost if lost else TransientFault)(loss_of(cause)) from error
+            reason = loss_of(cause)
+            raise (ProcessLost(reason) if lost else TransientFault(f"{reason} {AGAIN}")) from error
         raise failed from None
 
 
 def loss_of(error: Exception) -> str:
-    """Which process of the run Ray has lost and what to do, from Ray's message without its guesses at the cause."""
+    """Which process of the run Ray has lost, from Ray's message without its guesses at the cause."""
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     reason = " ".join(lines[1:] if known else lines).partition(" Some common causes")[0]
     if "name" not in known:
-        return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {AGAIN}"
+        return f"Ray has lost a part of the run ({type(error).__name__}): {reason}"
     actor = log_name(known["name"])
     process = f", process {known['pid']}" if "pid" in known else ""
     return (
         f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
         "the run's folder; where that ends without an error, the system may have ended it for lack of memory (`dmesg` "
-        f"says so). {AGAIN}"
+        "says so)."
     )

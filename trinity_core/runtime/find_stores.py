@@ -39,7 +39,7 @@ def open_store(folder: Path, url: str) -> Database:
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """The folder itself if it is a run's, else those of the stages of its pipeline, which lie beside it.
+    """The folder itself if it is a run's, else those of the stages of its pipeline, which are next to it.
 
     A pipeline's folder may hold a store too, without rollouts: evaluations of older releases made one. The pipeline
     records its stages' folders at its start. One of an older release names them in its summary; before that, all

@@ -38,8 +38,8 @@ class Frontend:
 
     report: type[ProgressReport] = ProgressReport
 
-    def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
-        """The result of a step of that name. A `patient` one may be tried again where the frontend has retries."""
+    def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
+        """The result of a step of that name. With `retries` it may be tried again, where the frontend can."""
         return step()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
@@ -69,7 +69,7 @@ class Frontend:
     def announce(self, config: Config, stage: str) -> None:
         """Show which run starts: a stage's, `pipeline` or `async`."""
 
-    def judged(self, stage: Stage) -> Stage:
+    def with_human_verdicts(self, stage: Stage) -> Stage:
         """The stage with a person's verdicts as its data, if it needs them. Raises TrinityError if none were
         collected."""
         return replace(stage, config=with_verdicts(stage.config))

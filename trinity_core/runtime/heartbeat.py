@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS, ProcessLost, first_error_stays, is_transient
 from trinity_core.store.run_store import open_run_store, present
 from trinity_core.store.schema import EXPLORER
 from trinity_core.waits import Wait
@@ -31,7 +31,7 @@ def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[
     def timed() -> None:
         check()
         if time.monotonic() > deadline:
-            raise ProcessLost(f"{lacking} within {seconds:.0f} s. {AGAIN}")
+            raise ProcessLost(f"{lacking} within {seconds:.0f} s.")
 
     return timed
 
@@ -53,7 +53,7 @@ def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[
             if answer is None or (now - asked_at >= ASK_SECONDS and ray.wait([answer], timeout=0)[0]):
                 asked[name] = actor.progress.remote(), now
             elif now - asked_at >= SILENCE_SECONDS:
-                raise ProcessLost(f"{name} has not answered for {now - asked_at:.0f} s. {AGAIN}")
+                raise ProcessLost(f"{name} has not answered for {now - asked_at:.0f} s.")
 
     return check_and_ask
 
@@ -75,7 +75,7 @@ def explorer_starts(config: Config) -> AbstractContextManager[None]:
 
     def note() -> None:
         with open_run_store(config) as store:
-            store.seen(EXPLORER, config.explorer.name)
+            store.mark_seen(EXPLORER, config.explorer.name)
 
     return present(note, f"explorer {config.explorer.name}")
 

@@ -27,7 +27,7 @@ HASHED = 256 << 20
 
 
 def absolute(path: str) -> str:
-    """Of a path relative to the present folder, with links followed."""
+    """Of a path relative to the current directory, with links followed."""
     return os.path.realpath(expanded(path))
 
 
@@ -67,7 +67,7 @@ def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) ->
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of which no digest is the same; files are named as they are written now, or as they were.
+    """The names whose digests all differ; files are named as they are written now, or as they were.
 
     A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
     """

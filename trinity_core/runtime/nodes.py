@@ -67,7 +67,7 @@ def bundles(config: Config, placement: Placement) -> Bundles:
                 taken[node] += gpus
                 return node
         raise TrinityError(
-            f"An engine with tensor_parallel_size {gpus:g} finds no room: beside the others, none of "
+            f"An engine with tensor_parallel_size {gpus:g} finds no room: after the others, none of "
             f"{nodes} nodes with {placement.gpu_per_node} GPUs has as many left. Lower it or engine_num, or use more "
             "nodes.",
             key="explorer.rollout_model.tensor_parallel_size",
@@ -220,7 +220,7 @@ def look_for_room(config: Config, gpu_per_node: int, places: Bundles, node: int)
     numbers = {
         ENGINE: places.engines.count(node),
         TRAINER: places.trainers.count(node),
-        REWARDS: int(node == 0),  # beside the explorer
+        REWARDS: int(node == 0),  # on the explorer's node
         **{auxiliary_kind(model): put.count(node) for model, put in models},
     }
     reads = places.trainers[:1] == [node]

@@ -215,7 +215,7 @@ def _folders_of_stages(plan: Plan) -> dict[str, str]:
 def early_cluster(config: Config) -> Iterator[None]:
     """Within this context Ray is up. It starts before a flow needs it, during another wait.
 
-    If it does not start now, the flow, which has retries, tries again. A pipeline of which each stage has ended before
+    If it does not start now, the flow, which has retries, tries again. A pipeline whose stages have all ended before
     starts it only if one has to run again.
     """
     if config.stages and config.continue_from_checkpoint and all(map(read_summary, stages(config))):

@@ -20,7 +20,7 @@ from trinity_core.config import source
 from trinity_core.config.yaml_text import dump
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.files import expanded, write_atomically
-from trinity_core.runlock import TRAINING, held, is_held, lock_path
+from trinity_core.runlock import RUN_TRAINS, held, is_held, lock_path
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def train(
         with _written(files):
             config = load_ready(config_file)
         summary = run_configuration(config, is_ready=True)
-    # Begun anew, the run has its own folder.
+    # Started over, the run has its own folder.
     return TrainResult(config.with_values({"name": summary["name"]}).job_dir, config_file, summary)
 
 
 def _refuse_in_progress(root: Path) -> None:
     """Raise TrinityError if a command trains a run below `root`: it would load this call's rows and functions."""
-    for lock in root.glob(f"checkpoints/*/*/{lock_path(root, TRAINING).name}"):
-        if is_held(lock.parent, TRAINING):
+    for lock in root.glob(f"checkpoints/*/*/{lock_path(root, RUN_TRAINS).name}"):
+        if is_held(lock.parent, RUN_TRAINS):
             raise TrinityError(
                 f"The run in {lock.parent} is in progress and reads its rows and rewards from {root}: wait for it or "
                 "stop it, or give another output_dir",

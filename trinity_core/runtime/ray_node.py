@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.processes import end, family
 
@@ -41,6 +43,8 @@ STARTS = 3
 """Attempts to start Ray, which gives its node 30 s each time."""
 END_SECONDS = 5.0
 """Time for the processes of an attempt that failed to be gone."""
+SOCKET_BYTES = 68
+"""In the folder for Ray's own: its name there, a session's, and that of a socket."""
 
 
 class RayDied(TransientFault):
@@ -97,6 +101,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
     # By default workers have niceness 15: a thread of any other process would leave them 3 % of a core that both use.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    _ensure_token()
     with _as_ours():
         for left in reversed(range(STARTS)):
             before = _ray_processes()
@@ -110,6 +115,21 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
                 if not left or type(error) is not Exception:  # the bare class: the node was not there in time
                     raise
                 log.warning("Ray did not start and is started again: %s", error)
+
+
+def _ensure_token() -> None:
+    """Make the token of this user's Rays, of this one alone where there is no home or it cannot be written."""
+    from ray._private.authentication.authentication_token_setup import generate_and_save_token
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    loader = AuthenticationTokenLoader.instance()
+    if loader.has_token(ignore_auth_mode=True):
+        return
+    try:
+        generate_and_save_token()
+    except (OSError, RuntimeError):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    loader.reset_cache()
 
 
 def _ray_processes() -> set[psutil.Process]:
@@ -128,6 +148,7 @@ def _ray_processes() -> set[psutil.Process]:
 def _init(namespace: str, cpus: int, gpus: int) -> None:
     import ray
 
+    folder = short_folder(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), SOCKET_BYTES)
     ray.init(
         address="local",
         namespace=namespace,
@@ -138,6 +159,7 @@ def _init(namespace: str, cpus: int, gpus: int) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _node_ip_address=LOOPBACK,
+        _temp_dir=str(Path(folder, "ray").absolute()),
     )
 
 
@@ -248,7 +270,7 @@ def _ask(head: str, node_ids: Sequence[bytes], timeout: float) -> Sequence[bool]
     from ray.core.generated.gcs_service_pb2 import CheckAliveRequest  # type: ignore[attr-defined]
     from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
-    with init_grpc_channel(head) as channel:
+    with init_grpc_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:  # as Ray's own
         ask = NodeInfoGcsServiceStub(channel).CheckAlive
         alive: Sequence[bool] = ask(
             CheckAliveRequest(node_ids=node_ids), timeout=timeout, wait_for_ready=True

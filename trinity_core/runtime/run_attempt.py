@@ -128,9 +128,9 @@ class RunAttempt:
         """
         progress = report(self.config, explorer_source(self.config.explorer.name))
         while True:
-            returns = self.trainers.returns
+            rewinds = self.trainers.rewinds
             summary = self._explore(loop, progress)
-            if "train" not in self.components or not self.trainers.wait_for_return(returns):
+            if "train" not in self.components or not self.trainers.wait_for_rewind(rewinds):
                 return summary
 
     def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:

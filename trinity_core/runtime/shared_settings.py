@@ -1,6 +1,6 @@
 """Settings that the explorers and the trainer of a run must share, as each may be a run of its own with its own file.
 
-Each records its settings beside its lock, and compares them with those of the others at work.
+Each records its settings next to its lock, and compares them with those of the others at work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
-from trinity_core.runlock import TRAINING, is_held, release
+from trinity_core.runlock import RUN_TRAINS, is_held, release
 from trinity_core.runtime.nodes import software
 
 RECORD = ".settings.json"
@@ -86,7 +86,7 @@ def _record(job_dir: Path, lock: str) -> Path:
 
 
 def _holder_name(lock: str) -> str:
-    return "the trainer" if lock == TRAINING else lock.replace("_", " ", 1)
+    return "the trainer" if lock == RUN_TRAINS else lock.replace("_", " ", 1)
 
 
 def _database(url: str) -> str:

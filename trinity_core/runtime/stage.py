@@ -28,7 +28,7 @@ from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TrinityError, on_failure
 from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
-from trinity_core.runlock import LINGER_SECONDS, PIPELINE, TRAINER, TRAINING, hold, is_held, release
+from trinity_core.runlock import LINGER_SECONDS, PIPELINE, RUN_TRAINS, TRAINER_PROCESS, hold, is_held, release
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
@@ -175,7 +175,7 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
     external = None if base else config.explorer.external_model
     config = config.with_values({"mode": "bench", "explorer.external_model": external})
     if config.model.lora is not None and (step := latest_whole(config.job_dir)):
-        # Adapters are loaded beside the model that their run began with: in a pipeline that of the stage before.
+        # Adapters are loaded onto the model that their run began with: in a pipeline that of the stage before.
         began = other_beginning(config.job_dir, step, config.model.model_path)
         config = config if began is None else start_from(config, _moved_with(config, began))
     if external is None:
@@ -246,7 +246,7 @@ def _refused(config: Config, components: set[str]) -> str:
 
 def _forget_weights(config: Config, components: set[str]) -> None:
     """Remove weights that were published for another model, or for a run whose folder was deleted."""
-    if not config.is_supervised and ("train" in components or not is_held(config.job_dir, TRAINING)):
+    if not config.is_supervised and ("train" in components or not is_held(config.job_dir, RUN_TRAINS)):
         run_versions(config).rewind(-1)
 
 
@@ -286,7 +286,7 @@ def job_dir_of(config: Config, stage: str = "") -> Path:
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
     """With `continue_from_checkpoint: false` a run whose folder is taken gets its own folder, `<name>_<time>`; so does
-    a pipeline, whose stages resume beside that folder.
+    a pipeline, whose stages resume next to that folder.
 
     A retry, which has the same `begun_by`, resumes in the folder of the first attempt.
     """
@@ -311,7 +311,7 @@ def in_newest_folder(config: Config, pipeline_dir: Path | None = None) -> Config
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
     """The locks that a run of these components holds. Each explorer of a run has its own lock."""
-    names = {"train": TRAINING, "explore": f"explorer_{config.explorer.name}"}
+    names = {"train": RUN_TRAINS, "explore": f"explorer_{config.explorer.name}"}
     return [names[component] for component in sorted(components)]
 
 
@@ -326,8 +326,8 @@ def lock_run(config: Config, components: set[str]) -> None:
         hold(config.job_dir, name)
     check_shared_settings(config, names)
     if "train" in components:
-        hold(config.job_dir, TRAINER, LINGER_SECONDS)
-        release(config.job_dir, TRAINER)
+        hold(config.job_dir, TRAINER_PROCESS, LINGER_SECONDS)
+        release(config.job_dir, TRAINER_PROCESS)
 
 
 def resume_step(config: Config, components: set[str]) -> int:

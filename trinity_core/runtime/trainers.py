@@ -30,7 +30,7 @@ REMOVE_SECONDS = 3.0
 class Trainers:
     """The workers of one trainer. `check` raises what makes waiting useless; `stopping` is true once the run is to end.
 
-    An explorer beside the trainer is not restarted: going back rewinds the store, by which the explorer starts over.
+    The explorer of the run is not restarted: going back rewinds the store, by which the explorer starts over.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Trainers:
         stopping: Callable[[], bool],
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`make_room` is called before the workers start, and waits for what must not start beside them."""
+        """`make_room` is called before the workers start, and waits for what must not start at the same time."""
         self.workers: list[Any] = []
         self._connected = 0
         """Times that the workers were ready for a step."""
@@ -68,25 +68,24 @@ class Trainers:
                     raise
                 if restart > MAX_RESTARTS or not self._can_return():
                     raise loss from error
-                reason = str(loss).removesuffix(AGAIN).strip()
                 log.warning(
-                    "the trainer returns to its latest checkpoint (%d of %d): %s", restart, MAX_RESTARTS, reason
+                    "the trainer returns to its latest checkpoint (%d of %d): %s", restart, MAX_RESTARTS, loss.reason
                 )
                 self._cluster.kill(self.workers)
                 self.workers = []
         raise AssertionError("the last restart returns or raises")
 
     @property
-    def returns(self) -> int:
+    def rewinds(self) -> int:
         """How often the trainer has gone back to a checkpoint and is ready again."""
         return max(0, self._connected - 1)
 
-    def wait_for_return(self, returns: int) -> bool:
-        """Wait until the trainer has ended or the run is stopping; True if it returned more often than `returns` first.
+    def wait_for_rewind(self, seen: int) -> bool:
+        """Wait until the trainer has ended or the run is stopping; True if it has gone back more than `seen` times.
 
         An explorer that had finished then has steps to explore again.
         """
-        while self.returns == returns:
+        while self.rewinds == seen:
             if self._ended.is_set() or self._stopping():
                 return False
             self._check()

@@ -103,7 +103,7 @@ def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
 def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], encoder: ChatEncoder) -> list[Experience]:
     """The answers with the person's verdict as their reward; those without one are left out.
 
-    Beside an answer that the person wrote, an answer without a verdict counts as dropped.
+    If the person wrote an answer, an answer without a verdict counts as dropped.
     """
     rows: list[Experience] = []
     for task, verdict in zip(shown, verdicts, strict=True):

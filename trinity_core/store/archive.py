@@ -3,7 +3,7 @@
 `buffer/experience_buffer.jsonl` has what was trained on, kept after it leaves the store. A line is one experience of a
 batch; lines ascend by trainer step, so that those of a step are found by bisection. They are appended before a
 checkpoint is named, and lines after the checkpoint that a run resumes from are dropped, so that after any crash the
-file is the history of the weights beside it. An explorer with `storage_type: file` writes what it explored in the same
+file is the history of the weights next to it. An explorer with `storage_type: file` writes what it explored in the same
 way, step by step. Files are UTF-8: half of a surrogate pair is written as `?`.
 """
 
@@ -67,7 +67,7 @@ class Archive:
     ) -> None:
         """`line` makes a line, which names its `step`; by default `as_line`.
 
-        `owner` says who writes the file, where others might be given the same path; it is recorded beside the file.
+        `owner` says who writes the file, where others might be given the same path; it is recorded next to the file.
         """
         self.path = path
         self._owner = dict(owner or {})

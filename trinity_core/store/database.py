@@ -143,7 +143,7 @@ def again_if_away(method: F) -> F:
 
 
 class Database:
-    """Connections to the tables of one run. Safe for threads and processes; open it anew after a fork."""
+    """Connections to the tables of one run. Safe for threads and processes; reopen it after a fork."""
 
     def __init__(self, url: str, tables: Tables, namespace: str, read_only: bool = False) -> None:
         self.url, self._backend, self._engine = _connect(url, read_only)

@@ -48,7 +48,7 @@ class ExpertData:
     length: int
     make: Callable[[int], Sequence[Experience]]
     seed: int | None = None
-    """Shuffle anew for each epoch by (seed, epoch); None: in file order."""
+    """Reshuffle for each epoch by (seed, epoch); None: in file order."""
 
     def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
         """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them.

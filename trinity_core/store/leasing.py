@@ -151,7 +151,7 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
-    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
+    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask again
     return _count_rows(connection, t, pruned)
 
 

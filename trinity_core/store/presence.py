@@ -5,9 +5,9 @@ What each process announces; the store keeps it (`members.py`) and dates it by i
 | process | announces | by methods of the store |
 | --- | --- | --- |
 | run of an explorer, of a trainer | it will be started (again) | `expect`, `expect_trainer` |
-| explorer, also one that serves | begun; waits for a version; finished; left | `join`, `waiting`, `finished`, `leave` |
-| trainer | begun; ended, because no more experiences come | `begin`, `end` |
-| both, every `SEEN_SECONDS` | alive; an explorer is lost after `LOST_SECONDS` without it | `seen` |
+| explorer (also one that serves) | begun; waits; finished; left | `join`, `mark_waiting`, `mark_finished`, `leave` |
+| trainer | begun; ended, because no more experiences come | `begin`, `mark_ended` |
+| both, every `SEEN_SECONDS` | alive; an explorer is lost after `LOST_SECONDS` without it | `mark_seen` |
 
 Who waits for whom. When the limit has passed, the error names the members and says when they were last seen:
 

@@ -61,7 +61,7 @@ class Position:
 
 
 class ExperienceStore:
-    """The store of one run. Any number of processes may hold one; open it anew in each (not before a fork)."""
+    """The store of one run. Any number of processes may hold one; open it in each of them, after any fork."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -119,11 +119,11 @@ class ExperienceStore:
     @waits_for_room
     def put(
         self, explorer: str, step: int, position: dict[str, Any], experiences: Sequence[Experience],
-        versions_used: int, waits_for: int | None = None, drawn: Sequence[DrawnTask] = (),
+        newest_version: int, waits_for: int | None = None, drawn: Sequence[DrawnTask] = (),
     ) -> bool:  # fmt: skip
         """Store the experiences of explore step `step` (from 1, without gaps) of `explorer`, and its position after it.
 
-        `versions_used` is the newest weight version of the step; `waits_for` is the version that the next step
+        `newest_version` is the newest weight version of the step; `waits_for` is the version that the next step
         needs, if any. Rows of one `group` are kept together; rows without one are groups of one. `drawn` are the tasks
         of the step, for the ledger. Returns False if the step was stored before, which changes nothing. Raises
         `LineageChanged` if the store was rewound since `position()`.
@@ -142,7 +142,7 @@ class ExperienceStore:
                 )
             if step <= done:
                 raise Unchanged
-            version = max(versions_used, newest, *(group["newest"] for group in groups))
+            version = max(newest_version, newest, *(group["newest"] for group in groups))
             sql.add_step.run(connection, explorer=explorer, step=step, version=version, **record)
             if groups:
                 ledger.number(groups, "id", last_group + 1)
@@ -182,7 +182,7 @@ class ExperienceStore:
             return members.join_explorer(connection, self._tables, explorer, total_steps, length or total_steps, now)
 
     @waits_for_room
-    def waiting(self, explorer: str, version: int | None) -> None:
+    def mark_waiting(self, explorer: str, version: int | None) -> None:
         """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits).
 
         Raises `LineageChanged` if the store was rewound since `position()`. An explorer may outlive its killed run for
@@ -200,8 +200,8 @@ class ExperienceStore:
 
         `awaited(version, rows, leased, ready, begun)` says which version it must wait for, if any, as
         `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train
-        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts anew or is
-        not seen for `LOST_SECONDS`. Raises `LineageChanged` as `waiting` does.
+        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts over or is
+        not seen for `LOST_SECONDS`. Raises `LineageChanged` as `mark_waiting` does.
         """
         needed, leased = None, 0
         with self._database.write() as connection:
@@ -222,8 +222,8 @@ class ExperienceStore:
         return self._database.watching()
 
     @waits_for_room
-    def finished(self, explorer: str) -> None:
-        """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `waiting` does."""
+    def mark_finished(self, explorer: str) -> None:
+        """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `mark_waiting` does."""
         with self._database.write() as connection:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
@@ -262,7 +262,7 @@ class ExperienceStore:
             connection.execute(update(p).where(p.c.role == TRAINER).values(expected=expected))
 
     @waits_for_room
-    def end(self, trainer: str) -> None:
+    def mark_ended(self, trainer: str) -> None:
         """Record that the trainer ends before its last step, because no more experiences come."""
         with self._database.write() as connection:
             members.note(connection, self._tables, TRAINER, trainer, left=True)
@@ -370,7 +370,7 @@ class ExperienceStore:
     # ---- both ----
 
     @again_if_away
-    def seen(self, role: str, name: str) -> None:
+    def mark_seen(self, role: str, name: str) -> None:
         """Record that the explorer or trainer (`role`) of that name is at work."""
         with self._database.write() as connection:
             members.note(connection, self._tables, role, name, seen=self._database.now(connection))

@@ -49,7 +49,7 @@ class PriorityFunction(ABC):
 
     @abstractmethod
     def priority(self, group: Candidate, noise: float) -> float:
-        """The priority; `noise` is drawn anew, from a standard normal distribution, for each group and train step."""
+        """The priority; `noise` is redrawn, from a standard normal distribution, for each group and train step."""
 
 
 PRIORITY_FNS: Registry[type[PriorityFunction]] = Registry("priority function")

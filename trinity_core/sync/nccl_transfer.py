@@ -91,7 +91,7 @@ class EngineGroup:
         self._all([engine.start_weight_update for engine in self.engines])
 
     def update_weights(self, update_info: Payload) -> None:
-        """Receive on all engines; returns once the last one has everything. Called in a thread beside the broadcast."""
+        """Receive on all engines; returns once the last one has everything. A thread calls it during the broadcast."""
         with on_failure(self.abort):
             self._all([partial(engine.update_weights, update_info) for engine in self.engines])
 

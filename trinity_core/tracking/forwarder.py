@@ -34,13 +34,8 @@ from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollout
 from trinity_core.tracking.run_record import config_path
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import (
-    NumberedRun,
-    OpenWhenEnded,
-    RankingWriter,
     RunInfo,
     RunOutcome,
-    RunPerExplorer,
-    TracingWriter,
     Writer,
     is_away,
 )
@@ -55,7 +50,7 @@ ROLES = {
     "serve": ("explorer", "eval"),
     "bench": ("eval",),
 }
-"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows beside evaluations."""
+"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows, evaluations more."""
 REGISTERING = ("train", "both")
 """Only the training flow of a job registers checkpoints; every flow sends scores."""
 
@@ -74,7 +69,7 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 
 
 MOST_TRACES = 50
-"""Steps whose rollouts wait to be sent as traces, of which MLflow takes some twenty a second."""
+"""Steps whose rollouts wait to be sent as traces; MLflow takes some twenty a second."""
 CLOSE_SECONDS = 60.0
 """Time for the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
@@ -105,12 +100,11 @@ class Forwarder:
         self._page = page
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
-        self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
-        run = f"{target} {writer.run_id}" if isinstance(writer, NumberedRun) else target
-        evals = f"{target} {writer.evals_id}".rstrip() if isinstance(writer, RunPerExplorer) else run
-        older = target if isinstance(writer, NumberedRun) and writer.is_older else ""
+        self._own = explorer_source(explorer) if explorer and writer.per_explorer else ""
+        run = f"{target} {writer.run_id}".rstrip()
+        evals = f"{target} {writer.evals_id}".rstrip() if writer.per_explorer else run
         self._tails = [
-            Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run, older) for stream in self._streams
+            Tail(self.job_dir, stream, self._own, evals if stream == "eval" else run) for stream in self._streams
         ]
         self._rollouts_seen: set[tuple[Path, int]] = set()
         """Files with their times: a run that goes back writes those of its repeated steps again."""
@@ -136,8 +130,7 @@ class Forwarder:
         """Forward the rest and end the run: as soon as its metrics are sent, where it takes files after that."""
         for tail in self._tails:
             self._forward_lines(tail)
-        ends_first = isinstance(self.writer, OpenWhenEnded)
-        if ends_first:  # an artifact store may refuse files, or take minutes
+        if self.writer.closes_before_files:  # an artifact store may refuse files, or take minutes
             self.writer.close(outcome)
         self.poll()
         if self.dropped_traces:
@@ -145,7 +138,7 @@ class Forwarder:
         for file in (self.job_dir / "monitor" / "curve.png", config_path(self.job_dir), self.job_dir / "summary.json"):
             if file.exists():
                 self.writer.artifact(file)
-        if not ends_first:
+        if not self.writer.closes_before_files:
             self.writer.close(outcome)
 
     def _forward_lines(self, tail: Tail) -> int:
@@ -172,7 +165,7 @@ class Forwarder:
 
     def _forward_traces(self) -> None:
         """Send the newest `MOST_TRACES` steps that wait, and drop earlier ones; metrics never wait for traces."""
-        for tail in self._tails if isinstance(self.writer, TracingWriter) else []:
+        for tail in self._tails if self.writer.takes_traces else []:
             with tail.exclusive():
                 waiting = [
                     file for file in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(file[0])
@@ -183,7 +176,6 @@ class Forwarder:
                     self._send_traces(source, step, path)
 
     def _send_traces(self, source: str, step: int, path: Path) -> None:
-        assert isinstance(self.writer, TracingWriter)
         try:
             self.writer.traces(source, step, read_rollouts(path), path.stat().st_mtime_ns)
             path.unlink()
@@ -208,8 +200,7 @@ class Forwarder:
             pass
         if (lines := self._metrics.evaluations) != self._evaluations:
             self._scores, self._evaluations = self._read_scores(), [*lines]
-        if isinstance(self.writer, RankingWriter):
-            self.writer.counting = self._scores.keys()
+        self.writer.counting = self._scores.keys()
         for step, value in self._scores.items():
             if step not in whole or self._scores_sent.get(step) == value:
                 continue

@@ -54,7 +54,7 @@ def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntr
 class LogStream:
     """Reads what has been added to the logs of these runs since the last `read`. Not thread-safe.
 
-    `runs` gives the runs' folders anew at each `read`, as a pipeline's stages begin one after the other.
+    `runs` gives the runs' folders at each `read`, as a pipeline's stages begin one after the other.
     """
 
     def __init__(self, runs: Callable[[], Sequence[Path]]) -> None:
@@ -85,7 +85,7 @@ class LogStream:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             start = self._positions.get(path, 0)
-            file.seek(start if start <= size else 0)  # a file that has become shorter was written anew
+            file.seek(start if start <= size else 0)  # a file that has become shorter was rewritten
             begin = file.tell()
             data = file.read()
         whole = data.rfind(b"\n") + 1

@@ -90,14 +90,14 @@ class MetricsFile:
 class MetricsReader:
     """Reads the file on: each `read` gives the whole lines that were appended since the last one.
 
-    After a `rewind`, and once the file is gone, it calls `forget` and begins anew. It remembers the last line, which is
+    After a `rewind`, and once the file is gone, it calls `forget` and starts over. It remembers the last line, which is
     not where it was if anything before it was deleted. Not thread-safe.
     """
 
     def __init__(self, job_dir: Path | str, forget: Callable[[], object] = lambda: None) -> None:
         self.path = metrics_path(job_dir)
         self.evaluations: list[MetricLine] = []
-        """The lines of evaluations, of which a run has few, among those that were read."""
+        """The lines of evaluations (a run has few) among those that were read."""
         self._forget = forget
         self._position, self._last = 0, b""
 
@@ -134,7 +134,7 @@ def read_metrics(job_dir: Path | str) -> list[MetricLine]:
 
 
 def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
-    """The lines of evaluations in `read_metrics`. Others, of which a long run has many, are not parsed."""
+    """The lines of evaluations in `read_metrics`. Others (a long run has many) are not parsed."""
     path = metrics_path(job_dir)
     if not path.exists():
         return []
@@ -171,12 +171,11 @@ class Tail:
     With `own`, the source of one explorer, the stream `explorer` is that explorer's alone. The position is saved in
     `monitor/forwarded_<stream>.json` (`forwarded_<own>.json`), so that no line is forwarded twice, neither by a resumed
     run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
-    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on. It has
-    those up to the position of the target `older`, until it has a position itself.
+    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on.
     """
 
-    def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "", older: str = "") -> None:
-        self._target, self._older = target, older
+    def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "") -> None:
+        self._target = target
         self.path = metrics_path(job_dir)
         self._stream = stream
         self._own = own if stream == "explorer" else ""
@@ -218,7 +217,7 @@ class Tail:
     @property
     def _position(self) -> int:
         positions = _positions(self._state)
-        return positions.get(self._target, positions.get(self._older, 0))
+        return positions.get(self._target, 0)
 
 
 def was_tracked(job_dir: Path | str) -> bool:

@@ -1,4 +1,4 @@
-"""MLflow: by default a SQLite file beside the checkpoints, no server.
+"""MLflow: by default a SQLite file next to the checkpoints, no server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
 resumed run continues the same MLflow run; a copy of the folder begins its own. Every checkpoint is a version of one
@@ -40,13 +40,9 @@ from trinity_core.tracking.mlflow_facts import (
 )
 from trinity_core.tracking.writers import (
     MONITORS,
-    POSITIONS,
-    NumberedRun,
-    OpenWhenEnded,
-    RankingWriter,
     RunInfo,
     RunOutcome,
-    TracingWriter,
+    Writer,
     full_names,
     is_away,
 )
@@ -81,12 +77,12 @@ _held: set[Path] = set()
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
-    """The store beside the checkpoints."""
+    """The store next to the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
 
 
 def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
-    """Why this store (None: the one beside the checkpoints) must not be used; empty if nothing is known."""
+    """Why this store (None: the one next to the checkpoints) must not be used; empty if nothing is known."""
     file = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri or default_uri(checkpoint_root_dir))
     if not file or not (kind := networked(Path(file[1]))):
         return ""
@@ -108,8 +104,11 @@ def registered_name(project: str, name: str) -> str:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
+class MlflowWriter(Writer):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
+
+    closes_before_files = True
+    takes_traces = True
 
     def __init__(
         self,
@@ -136,7 +135,6 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
         """Kept in a run's note by the writer that opened it last, whose end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
-        self.is_older = not POSITIONS.items() <= _noted(info.job_dir).items()
         self._system = self._watch_machine() if info.job_dir in self._begun else None
 
     @property
@@ -198,7 +196,11 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
         scored = {step: version for step, version in versions.items() if "score" in version.tags}
-        scores = {step: float(version.tags["score"]) for step, version in scored.items() if self.counts(step)}
+        scores = {
+            step: float(version.tags["score"])
+            for step, version in scored.items()
+            if self.counting is None or step in self.counting
+        }
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
@@ -276,7 +278,7 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
             return experiment.experiment_id
 
     def _parent(self) -> str:
-        """The pipeline's run, of which this one is a stage."""
+        """The run of the pipeline that this one is a stage of."""
         assert self._info.parent_dir is not None
         return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
@@ -309,7 +311,7 @@ class MlflowWriter(NumberedRun, OpenWhenEnded, TracingWriter, RankingWriter):
         self._client.set_tag(run_id, DESCRIPTION, description(job_dir))
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, parameters(self._info.config))
-        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment, **POSITIONS})
+        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         if job_dir == self._info.job_dir and (datasets := dataset_inputs(self._info.config)):
             self._client.log_inputs(run_id, datasets=datasets)
         return run_id
@@ -366,7 +368,7 @@ def served_run(job_dir: Path) -> str:
 
 
 def describe_runs(checkpoint_root_dir: Path) -> None:
-    """Put the addresses of `trinity up` into the store beside the checkpoints: descriptions of runs and experiments."""
+    """Put the addresses of `trinity up` into the default store: descriptions of runs and experiments."""
     uri = default_uri(checkpoint_root_dir)
     job_dirs = [note.parent.parent for note in checkpoint_root_dir.glob("*/*/monitor/mlflow.json")]
     kept = {job_dir: note for job_dir in job_dirs if (note := _noted(job_dir)).get("uri") == uri}

@@ -17,17 +17,15 @@ from trinity_core.files import read_json, write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.writers import (
     MONITORS,
-    POSITIONS,
-    NumberedRun,
     RunInfo,
     RunOutcome,
-    RunPerExplorer,
+    Writer,
     full_names,
 )
 
 
 @MONITORS.register("tensorboard")
-class TensorBoardWriter:
+class TensorBoardWriter(Writer):
     """Event files in `<job_dir>/monitor/tensorboard`. A resumed run adds another file."""
 
     def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
@@ -58,9 +56,6 @@ class TensorBoardWriter:
             metadata = {"plugin_data": {"plugin_name": "text"}}
             self._add(0, time.time(), tag=f"{name}/text_summary", tensor=text, metadata=metadata)
 
-    def checkpoint(self, step: int, path: Path) -> None:
-        """Nothing: TensorBoard has no models."""
-
     def score(self, step: int, value: float) -> bool:
         """A checkpoint's score as a scalar."""
         self._add(step, time.time(), tag="eval/score", simple_value=value)
@@ -80,11 +75,13 @@ class TensorBoardWriter:
 
 
 @MONITORS.register("wandb")
-class WandbWriter(RunPerExplorer, NumberedRun):
+class WandbWriter(Writer):
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
 
     An explorer in a separate flow has its own W&B run, in the run's group: W&B allows one writer.
     """
+
+    per_explorer = True
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class WandbWriter(RunPerExplorer, NumberedRun):
         folder = info.job_dir / "monitor"
         folder.mkdir(parents=True, exist_ok=True)
         kept = _kept(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json"), info)
-        self.run_id, self.is_older = str(kept["id"]), not POSITIONS.items() <= kept.items()
+        self.run_id = str(kept["id"])
         self.evals_id = info.identity if any(folder.glob("wandb_*.json")) else self.run_id
         # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
         settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
@@ -140,9 +137,6 @@ class WandbWriter(RunPerExplorer, NumberedRun):
         """Keep a small file with the run."""
         self._run.save(str(path), base_path=str(path.parent), policy="now")
 
-    def checkpoint(self, step: int, path: Path) -> None:
-        """Weights stay where they are."""
-
     def score(self, step: int, value: float) -> bool:
         """A checkpoint's score."""
         self._run.log({"step": step, "eval/score": value})
@@ -157,7 +151,7 @@ def _kept(note: Path, info: RunInfo) -> dict[str, Any]:
     """The note in the job dir with the run's `id`: a resumed run continues the same W&B run, a copy of it does not."""
     kept = read_json(note) or {}
     if "id" not in kept or not info.is_own(kept):
-        kept = {"id": uuid4().hex[:12], **POSITIONS}
+        kept = {"id": uuid4().hex[:12]}
     if info.identity:
         kept["identity"] = info.identity
     write_json(note, kept)

@@ -1,4 +1,4 @@
-"""Beside a run's metrics: `config.yaml`, what it was started with, and `run.json`, whether it is in progress.
+"""In addition to a run's metrics: `config.yaml`, what it was started with, and `run.json`, whether it is in progress.
 
 For people and pages that show runs, with or without a tracking system. Secrets are masked.
 """
@@ -94,7 +94,7 @@ def record_start(
 ) -> RunRecord | None:
     """Record that this process works on a run, with this software; the record.
 
-    With `keeps`, an existing record stays, and None is returned: an evaluation is beside it.
+    With `keeps`, an existing record stays, and None is returned: an evaluation runs during it.
     """
     if keeps and record_path(job_dir).exists():
         return None

@@ -24,7 +24,7 @@ from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.weights_digest import weight_files, weights_digest
 
 ANSWERING = ("*.json", "*.jinja", "*.model")
-"""Files of a model folder, beside its weights, that decide what it answers."""
+"""Files of a model folder, besides its weights, that decide what it answers."""
 BLOCK_BYTES = 1 << 20
 FORMAT = 1
 """Raised when a default changes that changes scores: settings at their default are left out."""

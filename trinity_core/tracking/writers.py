@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.config.secrets import without_secrets
 from trinity_core.registry import Registry
@@ -52,7 +52,7 @@ class RunInfo:
     """True for an evaluation or an explorer: it leaves an existing run's status unchanged, because training may still
     use the run."""
     explorer: str = ""
-    """The explorer's name, if this flow only explores: others of the run work beside it."""
+    """The explorer's name, if this flow only explores: others of the run are at work too."""
     identity: str = ""
     """Unique to the run: a copy of its folder is another run. Empty where that is not known yet."""
 
@@ -61,73 +61,49 @@ class RunInfo:
         return not self.identity or note.get("identity", self.identity) == self.identity
 
 
-class Writer(Protocol):
-    """Sends what a run has written. A call that raised one of `faults` may be repeated later."""
+class Writer:
+    """Sends what a run has written to a tracking system. A call that raised one of `faults` may be repeated later."""
 
-    faults: tuple[type[Exception], ...]
+    faults: tuple[type[Exception], ...] = ()
     """Exceptions of the tracking system while it cannot be reached."""
-
-    def log(self, lines: Sequence[MetricLine]) -> None:
-        """Forward these numbers."""
-
-    def artifact(self, path: Path, folder: str = "") -> None:
-        """Keep a small file with the run."""
-
-    def checkpoint(self, step: int, path: Path) -> None:
-        """Register a complete checkpoint."""
-
-    def score(self, step: int, value: float) -> bool:
-        """Record the eval score of a checkpoint; False if the checkpoint is not registered yet."""
-        ...
-
-    def close(self, outcome: RunOutcome) -> None:
-        """Mark the run as ended; it may be reopened."""
+    run_id = ""
+    """Id that the tracking system gives the run, if it does. A new run is sent all lines from the first one."""
+    per_explorer = False
+    """True if each explorer in a separate flow has a run of its own."""
+    evals_id = ""
+    """With `per_explorer`, shared by all flows of a job that forward evaluations: each evaluation is sent once, to the
+    run of the first of them."""
+    closes_before_files = False
+    """True if a run that has ended takes more files."""
+    takes_traces = False
+    """True if `traces` keeps rollouts."""
+    counting: Collection[int] | None = None
+    """The steps whose scores count now (None: all). Others were made with other eval sets, prompts or sampling."""
 
     @property
     def link(self) -> str:
         """The run's address, or the command that opens it."""
-
-
-class RunPerExplorer:
-    """Base of writers that give each explorer in a separate flow its own run."""
-
-    evals_id = ""
-    """Id that all flows of a job that forward evaluations share: each is sent once, to the run of the first of them."""
-
-
-class NumberedRun:
-    """A base of writers whose tracking system gives each run an id. A new run is sent all lines from the first one."""
-
-    run_id = ""
-    is_older = False
-    """True for a run of a release that noted one position for all runs of a tracking system."""
-
-
-POSITIONS = {"positions": "own"}
-"""Mark in the note of a tracked run that is not `is_older`."""
-
-
-class OpenWhenEnded:
-    """A base of writers whose tracking system takes more for a run that has ended."""
-
-
-class TracingWriter:
-    """A base of writers that also take rollouts as traces."""
-
-    def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
-        """Send rollouts of a step, sampled at `time_ns` (since 1970). Sending them again replaces them."""
         raise NotImplementedError
 
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        """Forward these numbers."""
+        raise NotImplementedError
 
-class RankingWriter:
-    """A base of writers that mark the best checkpoint."""
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Keep a small file with the run, in a tracking system that takes files."""
 
-    counting: Collection[int] | None = None
-    """The steps whose scores count now (None: all). Others were made with other eval sets, prompts or sampling."""
+    def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
+        """Keep rollouts of a step, sampled at `time_ns` (since 1970), if `takes_traces`. Repeating it replaces them."""
 
-    def counts(self, step: int) -> bool:
-        """True if the score of a step counts."""
-        return self.counting is None or step in self.counting
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Register a complete checkpoint, in a tracking system that knows models."""
+
+    def score(self, step: int, value: float) -> bool:
+        """Record the eval score of a checkpoint; False if the checkpoint is not registered yet."""
+        return True
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Mark the run as ended; it may be reopened."""
 
 
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)

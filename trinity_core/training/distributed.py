@@ -150,7 +150,7 @@ def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
     size = torch.tensor([0 if blob is None else len(blob)])
     torch.distributed.broadcast(size, 0)
     if not size:
-        return b""  # of which torch makes no tensor
+        return b""  # torch makes no tensor of it
     buffer = (
         torch.empty(int(size), dtype=torch.uint8)
         if blob is None

@@ -80,7 +80,7 @@ class TrainingEngine:
             fused=True,
         )
         self.copies = CopyStream(ranks.device)
-        """Copies weights and optimiser state beside the next step's passes; what changes or moves them waits."""
+        """Copies weights and optimiser state during the next step's passes; what changes or moves them waits."""
         self._forward: Any = module
         if self.plain:
             return
@@ -154,7 +154,7 @@ class TrainingEngine:
         self.module.to(self.device)
 
     def _move_state(self, device: torch.device) -> None:
-        """Move trained weights, their masters and the optimiser's state. Not to pinned memory, of which torch takes the
+        """Move trained weights, their masters and the optimiser's state. Not to pinned memory: torch takes the
         next power of two for each tensor, and keeps it."""
         for weight in {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}:
             weight.data = weight.data.to(device)

@@ -56,10 +56,10 @@ from trinity_core.training.policy import (
 )
 from trinity_core.training.sequence_parallel import install, split_sequences
 from trinity_core.training.update import (
-    Cut,
+    MicroBatchLimits,
     all_reduce,
     check_finite,
-    gather,
+    forward_batch,
     micro_batches,
     needs_old_logprobs_first,
     prepare,
@@ -135,12 +135,12 @@ class Learner:
             if settings.critic is not None
             else None
         )
-        self.critic_alone = self.critic.settings.warmup_steps if self.critic else 0
+        self.critic_warmup_steps = self.critic.settings.warmup_steps if self.critic else 0
         """First steps in which the policy rests; its learning rate counts the steps after them."""
-        self.schedule = _schedule(settings, max(1, total_steps - self.critic_alone))
-        self.frees = stage == 3 and ranks.device.type == "cpu"
+        self.schedule = _schedule(settings, max(1, total_steps - self.critic_warmup_steps))
+        self.returns_freed_memory = stage == 3 and ranks.device.type == "cpu"
         """Memory that a step frees returns to the system at once. That takes time, but a divided model is large."""
-        self.cut = _cut(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
+        self.cut = _limits(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
 
@@ -164,7 +164,7 @@ class Learner:
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
-        with freeing_at_once() if self.frees else nullcontext():
+        with freeing_at_once() if self.returns_freed_memory else nullcontext():
             return self._step(experiences, step)
 
     def _step(self, experiences: list[Experience], step: int) -> dict[str, float]:
@@ -191,9 +191,9 @@ class Learner:
             with watch.part("update_critic"):
                 for _ in range(self.critic.settings.epochs):
                     metrics |= self.critic.update(batch, critic_micros, values, prepared.returns, step)
-        if step > self.critic_alone:
+        if step > self.critic_warmup_steps:
             with watch.part("update_actor"):
-                lr = self.schedule.at(step - self.critic_alone)
+                lr = self.schedule.at(step - self.critic_warmup_steps)
                 for _ in range(self.settings.epochs):
                     updated = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
@@ -240,13 +240,13 @@ class Learner:
         """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
-        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
+        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
 
     def _entropies(self, batch: Batch, micros: Micros) -> Tensor | None:
         """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
         if "entropies" not in self.objective.advantage_inputs:
             return None
-        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
+        return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
 
     def _reference(self, batch: Batch, micros: Micros) -> Tensor | None:
         if self.reference is None:
@@ -254,7 +254,7 @@ class Learner:
         if self.reference_cut != self.cut:
             micros = micro_batches(batch, self.reference_cut, self.ranks)
         with self.reference.on_device() as reference:
-            return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
+            return forward_batch(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
 
 
 def _actor(name: str) -> str:
@@ -285,10 +285,12 @@ def _schedule(settings: TrainSettings | CriticSettings, total_steps: int) -> Lea
     return LearningRateSchedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
 
 
-def _cut(settings: TrainSettings | CriticSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks) -> Cut:
+def _limits(
+    settings: TrainSettings | CriticSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks
+) -> MicroBatchLimits:
     rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
     largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # padded rows cannot be shared out
-    return Cut(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
+    return MicroBatchLimits(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
 
 
 def _engine_settings(
@@ -321,7 +323,7 @@ class Critic:
             head.weight.requires_grad_(False)
         self.engine = TrainingEngine(value_model, _engine_settings(settings, zero_stage, dtype), ranks)
         self.schedule = _schedule(settings, total_steps)
-        self.cut = _cut(settings, 1, fast_paths, ranks)
+        self.cut = _limits(settings, 1, fast_paths, ranks)
 
     def micro_batches(self, batch: Batch) -> Micros:
         """This rank's micro-batches, by the critic's own budget."""
@@ -329,7 +331,7 @@ class Critic:
 
     def values(self, batch: Batch, micros: Micros) -> Tensor:
         """Float32 [B, T]: the value of the state in which each token was chosen."""
-        return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
+        return forward_batch(batch, micros, lambda micro: self.engine(micro), self.ranks)
 
     def update(self, batch: Batch, micros: Micros, old_values: Tensor, returns: Tensor, step: int) -> dict[str, float]:
         """One optimiser step on the clipped squared error (token mean) of the rows that have returns, which excluded

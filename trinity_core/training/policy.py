@@ -269,7 +269,7 @@ def freeze_as_defined(lm: Any) -> None:
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
     """Choose the rotary frequencies of `lm` once, by `max_model_len`, as vLLM does.
 
-    Transformers chooses those of `longrope` (Phi-3, Phi-4) and `dynamic` anew in each forward pass, by its longest
+    Transformers chooses those of `longrope` (Phi-3, Phi-4) and `dynamic` in each forward pass, by its longest
     position: the log-probs of a row would depend on the other rows of its micro-batch. vLLM's `dynamic` frequencies
     are those of sequences within `max_position_embeddings` and undefined beyond. Raises TrinityError for a
     `max_model_len` beyond it, and for `longrope` in a model's own code.
@@ -286,7 +286,7 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
         )
     if "longrope" in kinds and not long:
         raise TrinityError(
-            f"the code of {config.model_type} chooses its 'longrope' frequencies anew for each micro-batch, so that "
+            f"the code of {config.model_type} chooses its 'longrope' frequencies for each micro-batch, so that "
             "log-probs would depend on the micro-batch; set model.trust_remote_code to false to use transformers' code",
             key="model.trust_remote_code",
         )

@@ -78,7 +78,7 @@ class PolicyWeights:
         return weights(self._engine, tied=True) if self._engine.adapter is None else base_weights(self._engine, True)
 
     def held(self) -> dict[str, TensorDigest]:
-        """The digests of the base, which engines hold beside the adapter; empty without one, or if not compared."""
+        """The digests of the base, which engines hold under the adapter; empty without one, or if not compared."""
         if self._held is None:
             compared = self._adapter is not None and self._held_dtype
             tensors = base_weights(self._engine) if compared else ()
@@ -208,7 +208,7 @@ def keep_version(versions: WeightVersions, version: int, copying: Copying) -> No
 
 
 def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
-    """The file of each version of whole weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
+    """The file of each version of full weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
 
     It holds the other kind if the sync method has changed.
     """

@@ -56,11 +56,11 @@ class Savepoints:
 
     def save(
         self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False,
-        before_named: Callable[[], None] = nothing, after_named: Callable[[], None] = nothing,
+        before_commit: Callable[[], None] = nothing, after_commit: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
-        """Copy the state after `step`; it is written beside the next steps, and becomes the latest checkpoint then.
+        """Copy the state after `step`; it is written in the background, and becomes the latest checkpoint then.
 
-        `last`: training ends with it. Rank 0 calls `before_named` and `after_named` in another thread, as soon as all
+        `last`: training ends with it. Rank 0 calls `before_commit` and `after_commit` in another thread, as soon as all
         else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises
         the error with which that could not be written.
         """
@@ -74,10 +74,10 @@ class Savepoints:
             write_model_files(self._model_files, temporary / "actor" / "huggingface")
             if converts:
                 self.writer.call("convert", str(temporary))
-            before_named()
+            before_commit()
             commit(self.layout, step, temporary, self.keep, self._best(), written)
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=began.model)
-            after_named()
+            after_commit()
 
         largest, converted = checkpoint.largest_file(learner), checkpoint.model_bytes(learner) if converts else 0
         with self.writer.start(step, temporary, self._turns, largest, finish, converted) as copying:

@@ -1,8 +1,8 @@
-"""Writes checkpoints beside the steps that follow: a step waits for the copy in memory, not for the disk. Where tensors
+"""Writes checkpoints in the background: a step waits for the copy in memory, not for the disk. Where tensors
 last until the next update, only that update waits for a GPU's copy.
 
 A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; it
-writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, beside the temporary
+writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, next to the temporary
 folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
 a step waits until files are written. One checkpoint is written at a time.
 """

@@ -185,12 +185,12 @@ class RolloutSource(BatchSource):
     def present(self, total_steps: int) -> Iterator[None]:
         """Note in the store that the trainer begins, and every few seconds that it is still there."""
         self.store.begin(self.name, total_steps)
-        with present(partial(self.store.seen, TRAINER, self.name), "the trainer"):
+        with present(partial(self.store.mark_seen, TRAINER, self.name), "the trainer"):
             yield
 
     def end(self) -> None:
         """Note it in the store."""
-        self.store.end(self.name)
+        self.store.mark_ended(self.name)
 
     def untrained_rows(self) -> int:
         """Rows in the queue."""

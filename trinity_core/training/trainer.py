@@ -42,10 +42,10 @@ from trinity_core.training.sources import BatchSource, open_source, total_steps
 from trinity_core.training.state import optimizer_steps
 
 log = logging.getLogger(__name__)
-LIMITS = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
+MAX_FIRST_GAP = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
 """Mean |log pi - log mu| of a token, in nats, by the coarser number format of engine and trainer. Kernels that round
 otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat template or tensor by 0.3 and more."""
-FLAT = (
+NO_SIGNAL_WARNING = (
     "all rollouts of the %d groups trained on so far have the advantage 0: rewards do not differ within a group, so "
     "the policy learns nothing from them. Look at the sampled rollouts (`trinity view`) and at the reward function."
 )
@@ -88,7 +88,7 @@ class RewardSignal:
         before, self.groups = self.groups, self.groups + len(judged)
         self.is_absent &= metrics["advantages/zero_rows"] == 1.0
         if before < FEW_GROUPS <= self.groups and self.flat_groups:
-            log.warning(FLAT, self.groups)
+            log.warning(NO_SIGNAL_WARNING, self.groups)
 
     @property
     def flat_groups(self) -> int:
@@ -115,7 +115,7 @@ class Trainer:
         self._is_offloaded = False
         self._config = config
         self.save_interval = config.trainer.save_interval
-        self.metrics = MetricsFile(config.job_dir, "trainer") if ranks.first else None
+        self._metrics_file = MetricsFile(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
         """What ended a wait for a batch or for the GPU; the steps before it are saved."""
@@ -183,12 +183,12 @@ class Trainer:
         seconds = self._timer.seconds | {"timing_s/step": now - (self._since or now)}
         self._timer, self._since = StepTimer(), now
         self.progress.metrics = (self.progress.metrics or {}) | seconds
-        if self.metrics is not None:
+        if self._metrics_file is not None:
             self.progress.metrics |= self._by_explorer()
-            self.metrics.write(self.progress.step, self.progress.metrics)
+            self._metrics_file.write(self.progress.step, self.progress.metrics)
 
     def save_if_due(self) -> None:
-        """Save a checkpoint every `save_interval` steps and after the last one; it is written beside the next steps."""
+        """Save a checkpoint every `save_interval` steps and after the last one; it is written in the background."""
         step = self.progress.step
         if step == self.progress.total_steps or (self.save_interval and step % self.save_interval == 0):
             with self._timer.part("save"):
@@ -213,7 +213,7 @@ class Trainer:
             self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
         if self._signal.flat_groups:
-            log.warning(FLAT, self._signal.flat_groups)
+            log.warning(NO_SIGNAL_WARNING, self._signal.flat_groups)
         self._release_gpu()
         if self._fault is not None:
             raise self._fault
@@ -305,7 +305,7 @@ class Trainer:
         self.progress.waits = text
 
     def _save(self) -> None:
-        """Copy a checkpoint of the present step, to be written beside the next ones. Collective.
+        """Copy a checkpoint of the present step, to be written in the background. Collective.
 
         It is named only when it and all it builds on are on the disk, the metrics of its steps included. Until then the
         store's batches of its steps are not final.
@@ -313,17 +313,17 @@ class Trainer:
         self.progress.state = "saving"
         step = self.progress.step
 
-        def before_named() -> None:
-            if self.metrics is not None:
-                self.metrics.flush()
+        def before_commit() -> None:
+            if self._metrics_file is not None:
+                self._metrics_file.flush()
             self.source.before_save(step)
 
-        def after_named() -> None:
+        def after_commit() -> None:
             self.progress.saved_step = step
             self.source.commit(step, self.savepoints.oldest())
 
         last = step == self.progress.total_steps
-        self.savepoints.save(self.learner, step, self.publisher, last, before_named, after_named)
+        self.savepoints.save(self.learner, step, self.publisher, last, before_commit, after_commit)
         self._copied_step = step
 
 
@@ -335,7 +335,7 @@ def check_first_gap(metrics: Mapping[str, float], step: int, config: Config, on_
     gap = metrics.get("rollout_gap/mean")
     if gap is None or metrics.get("staleness/max", math.inf) >= step:  # rows may say no version
         return
-    limit = config.algorithm.max_rollout_gap or LIMITS[_coarser(config, on_gpu)]
+    limit = config.algorithm.max_rollout_gap or MAX_FIRST_GAP[_coarser(config, on_gpu)]
     if not gap <= limit or math.isnan(gap):
         raise TrinityError(
             f"algorithm.max_rollout_gap: in step {step} the log-probs of engine and trainer differ by {gap:.3g} nats a "
@@ -351,7 +351,7 @@ def _coarser(config: Config, on_gpu: bool) -> str:
     if is_lossy(engine.extra_engine_args):
         return "fp8"
     dtypes = (dtype_of(engine.dtype, on_gpu), dtype_of(config.trainer.dtype, on_gpu))
-    return max(dtypes, key=lambda dtype: LIMITS[dtype])
+    return max(dtypes, key=lambda dtype: MAX_FIRST_GAP[dtype])
 
 
 def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:

@@ -33,7 +33,7 @@ ENLARGERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MicroBatchLimits:
     """How large a micro-batch may be."""
 
     max_tokens: int
@@ -50,34 +50,34 @@ class Cut:
         return build_micro(batch.experiences, rows, batch.width, self.packing, self.largest_mask)
 
 
-def micro_batches(batch: Batch, cut: Cut, ranks: Ranks) -> Micros:
+def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks) -> Micros:
     """This rank's micro-batches, on its device. All ranks have the same number.
 
-    An empty one is of real rows without loss: it keeps a rank in step with the others.
+    A rank without work gets real rows with no loss, so that all ranks run the same collectives.
     """
     rows = batch.experiences
-    prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
-    budget, largest_mask = (
-        (cut.max_tokens, cut.largest_mask if cut.packing else 0) if cut.rows is None else (cut.rows, None)
-    )
-    if cut.rows is not None:
+    if limits.rows is None:
+        prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
+        budget, largest_mask = limits.max_tokens, limits.largest_mask if limits.packing else 0
+    else:  # counted in rows: a row costs 1, whatever its prompt
         prompts, responses = [0] * len(rows), [1] * len(rows)
-    if cut.rows_per_unit == 2:
+        budget, largest_mask = limits.rows, None
+    if limits.rows_per_unit == 2:
         units = pairs_of(prompts, responses)
     else:
         keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
-        units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
+        units = units_of(keys if limits.packing else range(len(rows)), prompts, responses, budget, largest_mask)
     shares = plan(units, budget, ranks.world_size // ranks.sharing, largest_mask)[ranks.rank // ranks.sharing]
 
     def build(share: Sequence[int]) -> Micro:
-        return cut.micro(batch, share) if share else cut.micro(batch, range(cut.rows_per_unit)).emptied()
+        return limits.micro(batch, share) if share else limits.micro(batch, range(limits.rows_per_unit)).emptied()
 
     return Micros(shares, build, ranks.device)
 
 
 @torch.no_grad()
-def gather(batch: Batch, micros: Micros, forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
-    """`forward` (float32 [K]) of every row of the batch as [B, T], the same on every rank."""
+def forward_batch(batch: Batch, micros: Micros, forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
+    """Run `forward` (float32 [K]) on each micro-batch; the results as [B, T], the same on every rank."""
     grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
     for micro in micros:
         grid.index_add_(0, micro.rows, micro.grid(forward(micro)))

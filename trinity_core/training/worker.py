@@ -19,7 +19,7 @@ from trinity_core.config.paths import trainer_name
 from trinity_core.config.schema import Config
 from trinity_core.errors import on_failure
 from trinity_core.imports import lean_imports
-from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
+from trinity_core.runlock import LINGER_SECONDS, TRAINER_PROCESS, hold, release
 from trinity_core.tracking.logs import Logged, log_environment, move_log, start_log
 from trinity_core.training.distributed import meeting_point
 
@@ -50,7 +50,7 @@ class TrainerWorker:
 
         The process, its imports and its group of ranks are kept.
         """
-        release(self.config.job_dir, TRAINER)
+        release(self.config.job_dir, TRAINER_PROCESS)
         self.config, self.threads = config, threads
         move_log(log_environment(config, trainer_name(config, self.rank)))
         self._stopping = Event()
@@ -67,7 +67,7 @@ class TrainerWorker:
         Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
         """
         if self.rank == 0:
-            hold(self.config.job_dir, TRAINER, LINGER_SECONDS)
+            hold(self.config.job_dir, TRAINER_PROCESS, LINGER_SECONDS)
         with lean_imports(), Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
             from trinity_core.training.trainer import make_trainer
 

@@ -66,7 +66,7 @@ def earlier_draws(connection: Connection, t: Tables, groups: Sequence[Json], sin
 
 
 def groups_query(t: Tables, wanted: GroupFilter, before: int | None = None) -> Select[Any]:
-    """The groups that are wanted, newest first: read by primary key, of which the rows take part in one pass."""
+    """The groups that are wanted, newest first: read by primary key in one pass."""
     g = t.groups.c
     query = select(t.groups).order_by(g.id.desc())
     if before is not None:

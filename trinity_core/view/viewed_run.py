@@ -97,7 +97,7 @@ class ViewedRun:
 
 
 class RunFolders(Mapping[str, ViewedRun]):
-    """All runs in a folder of checkpoints, by `project/name`: looked up anew each time, opened when asked for."""
+    """All runs in a folder of checkpoints, by `project/name`: looked up each time, opened when asked for."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints

@@ -142,8 +142,8 @@ class RubricJudgeWorkflow(SimpleWorkflow):
 
 @WORKFLOWS.register("math_ruler_workflow")
 class MathRulerWorkflow(SimpleWorkflow):
-    """Answers that a judge scores beside each other (RULER). The task's reward function, by default `math_reward`, is
-    measured beside it: the metric `gold_reward`."""
+    """Answers that a judge scores together (RULER). The task's reward function, by default `math_reward`, is
+    measured too: the metric `gold_reward`."""
 
     arguments = arguments_model("RulerArguments", [llm_judge], INPUTS)
     asks_models = True

@@ -19,9 +19,9 @@ class Noted:
 
     why: str
     harmless: tuple[Any, ...] = ()
-    """Values that are dropped without a notice, beside null. Without a `why` all are."""
+    """Values that are dropped without a notice, besides null. Without a `why` all are."""
     asked_by: str = ""
-    """The key beside or below this one, or the dotted key, that switches it on. While that is off this key says
+    """The sibling key, the key below this one, or the dotted key, that switches it on. While that is off this key says
     nothing."""
 
 
@@ -42,7 +42,7 @@ class Refused:
 
     why: str
     harmless: tuple[Any, ...] = ()
-    """Values that are dropped without an error, beside null."""
+    """Values that are dropped without an error, besides null."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Moved:
     """Keys below the section in which the old one stands. `../key` counts from one section higher, `/key` from the top
     of the configuration (or stage); `key[].name` is that key of every entry of a list, `*` the old key's own name."""
     unset: tuple[Any, ...] = ()
-    """Values that mean "not given", beside null."""
+    """Values that mean "not given", besides null."""
     convert: Convert | None = None
     yields: bool = False
     """The key here wins where both are given; otherwise two different values are an error."""

@@ -48,42 +48,6 @@ def _paths(buffers: Any, _: Mapping[str, Any]) -> Any:
     return [_path(buffer, _) for buffer in buffers] if isinstance(buffers, list) else buffers
 
 
-def _held_out(split: str, data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The evaluation set that `data.eval_split` names."""
-    columns = data.get("format") or data.get("format_config")
-    named = {"path": data.get("dataset_path"), "subset_name": data.get("subset_name") or None, "format": columns}
-    return [{"name": "eval", **named, "split": split}]
-
-
-DATA = Below(
-    {
-        "dataset_path": moved(f"{TASKSET}.path"),
-        "subset_name": moved(f"{TASKSET}.subset_name", unset=("",)),
-        "train_split": moved(f"{TASKSET}.split", unset=("",)),
-        "eval_split": moved("/buffer.explorer_input.eval_tasksets", unset=("",), convert=_held_out),
-        "format": moved(f"{TASKSET}.format"),
-        "format_config": moved(f"{TASKSET}.format"),
-        "total_epochs": moved("/buffer.total_epochs"),
-        "batch_size": moved("/buffer.batch_size"),
-        "default_workflow_type": moved("/buffer.explorer_input.default_workflow_type", unset=("",)),
-        "default_reward_fn_type": moved("/buffer.explorer_input.default_reward_fn_type", unset=("",)),
-        "db_url": noted("Tasks are read from their files.", ""),
-        "dj_process_desc": AGENT,
-        "dj_config_path": moved("/data_processor.task_pipeline.operators", unset=("",), convert=_juicer),
-    },
-    AGENTS,
-)
-"""Version 0.1's section of tasks."""
-GLOBAL = Below(
-    {
-        "total_epochs": moved("/buffer.total_epochs"),
-        "batch_size": moved("/buffer.batch_size"),
-        "eval_interval": moved("/explorer.eval_interval"),
-        "eval_on_latest_checkpoint": moved("/explorer.bench_on_latest_checkpoint"),
-    },
-    refused("is not a known key."),
-)
-
 RUN: Keys = {
     "group": noted(
         "A run's folder is checkpoint_root_dir/project/name: where two groups have a run of one name, write "
@@ -95,9 +59,6 @@ RUN: Keys = {
     "ignore_validator_suggestions": noted("What does not fit is an error, and no setting is changed."),
     "mode": Spelled({"colocate": "both"}),
     "algorithm_type": moved("algorithm.algorithm_type"),
-    "data": DATA,
-    "global_config": GLOBAL,
-    "cod": refused("tasks are not packed together; write a workflow that does it."),
 }
 
 
@@ -234,9 +195,7 @@ def m2po(_: Any, algorithm: Mapping[str, Any]) -> Mapping[str, Any] | Refused:
     if algorithm.get("advantage_fn") or algorithm.get("add_strategy"):
         return Refused("m2po is an advantage here: leave advantage_fn out, or write algorithm_type: m2po.")
     if (kind.advantage_fn, kind.advantage_fn_args) not in (GRPO_ADVANTAGE, (M2PO.advantage_fn, M2PO.advantage_fn_args)):
-        return Refused(
-            f"m2po has GRPO's advantage here, algorithm_type {name} another: write algorithm_type: m2po beside it."
-        )
+        return Refused(f"m2po has GRPO's advantage here, algorithm_type {name} another: add algorithm_type: m2po.")
     corrected = algorithm.get("rollout_correction")
     if corrected not in (None, {}, "bypass") and correction(corrected, {}) != {
         "/algorithm.rollout_correction": "bypass"
@@ -265,7 +224,7 @@ CORRECTED_BY = (
 )
 """Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
 NOT_CORRECTED = {
-    "rollout_rs": "rejection sampling is a separate correction here, not one beside weights: leave it out, or write "
+    "rollout_rs": "rejection sampling is a separate correction here, not one of weights: leave it out, or write "
     "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
     "rollout_is_threshold_lower": "weights have an upper bound: leave it out, or write `rollout_correction: icepop` in "
     "place of this section.",
@@ -414,10 +373,8 @@ LORA: Keys = {
     "alpha": moved("lora_alpha"),
     "dropout": moved("lora_dropout"),
     "base_model_name": noted("The adapter belongs to model.model_path."),
-    "lora_dtype": noted(
-        "Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"
-    ),
-    "dtype": noted("Adapters have the dtype of the weights beside them: see explorer.rollout_model.dtype.", "auto"),
+    "lora_dtype": noted("Adapters have the dtype of the base's weights: see explorer.rollout_model.dtype.", "auto"),
+    "dtype": noted("Adapters have the dtype of the base's weights: see explorer.rollout_model.dtype.", "auto"),
     "is_dummy": SILENT,
 }
 KEYS: Mapping[type[Any], Keys] = {

@@ -32,7 +32,7 @@ KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_k
 
 
 def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
-    """The keys of a section that are accepted beside its settings, each with a sentence, and with the key here if it is
+    """The other keys that a section accepts, each with a sentence, and with the key here if it is
     no more than another spelling of that."""
     for name, action in KEYS.get(section, {}).items():
         if name not in types_of(section) and not isinstance(action, Refused):

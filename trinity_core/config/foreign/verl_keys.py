@@ -1,4 +1,4 @@
-"""veRL's keys about training: what `trainer.trainer_config` may hold beside the settings of `schema/verl.py`.
+"""veRL's keys about training: what `trainer.trainer_config` may hold besides the settings of `schema/verl.py`.
 
 `import_verl/run_keys.py` has the rest of a veRL run, which only `import-verl` reads.
 """
@@ -48,7 +48,7 @@ BY_ROWS = noted("Replaced by the number of rows for each GPU.")
 AS_ACTOR = noted("Follows the actor's.")
 IN_UPDATE = noted("Values are computed in the micro-batches of the update.")
 PROFILED = noted("Work is not profiled; monitor.enable_ray_timeline draws the run's course.", {}, "")
-RESUMED = "use continue_from_checkpoint: true resumes from the run's latest checkpoint, false starts anew."
+RESUMED = "use continue_from_checkpoint: true resumes from the run's latest checkpoint, false starts over."
 SHUFFLED = noted("Each update takes the whole batch, in which the order of rows is of no consequence.", False)
 COMPILED = noted("See trainer.torch_compile.")
 VISION = refused("models see text alone: there are no images or videos.", False)

@@ -144,7 +144,9 @@ def staleness_rules(config: Config) -> Iterator[Finding]:
     if most is None:
         return
     if (drawn := draws_by(config)) not in ("default", "fifo", "staleness_control"):
-        message = f"cannot go with the sample strategy '{drawn}': rows must be trained in the order of their arrival."
+        replayed = "" if config.algorithm.sample_strategy in (drawn, "mix") else ", by which the replay buffer draws"
+        order = "rows must be trained in the order of their arrival."
+        message = f"cannot go with the sample strategy '{drawn}'{replayed}: {order}"
         yield Finding(MAX_STALENESS, most, "conflict", message, (STRATEGY,))
     other = config.algorithm.sample_strategy_args.get("max_staleness", most)
     if drawn == "staleness_control" and other != most:
@@ -189,7 +191,7 @@ def lora_rules(config: Config) -> Iterator[Finding]:
         message = "must have one entry: a run trains one adapter."
         yield Finding(key, [adapter.name for adapter in config.model.lora_configs], "conflict", message)
     whole = config.mode == "both" and config.engine_adapter is None
-    method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes whole weights"
+    method = f"synchronizer.sync_method {config.synchronizer.sync_method} pushes full weights"
     rests_on = ("synchronizer.sync_method", "mode")
     if lora.path is not None and whole:
         message = f"{method}, but engines start without the adapter; set it to memory or checkpoint."

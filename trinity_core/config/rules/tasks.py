@@ -174,7 +174,7 @@ def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iter
         if others and len(others) < len(taskset.path.split(SEVERAL)):
             message = (
                 f"must be inputs of the task pipeline alone, or none of them: {', '.join(others)} would be read as it "
-                f"is, and so would the inputs beside it. Add it to {PIPELINE}.inputs, or make a task set of it."
+                f"is, and so would the other inputs. Add it to {PIPELINE}.inputs, or make a task set of it."
             )
             yield Finding(f"{key}.path", taskset.path, "conflict", message, (f"{PIPELINE}.inputs",))
 

@@ -41,7 +41,7 @@ class RolloutModelConfig(Section):
     """Share of a GPU's memory that an engine may take."""
     kv_cache_gib: Annotated[Positive, Unit("GiB")] | None = None
     """KV cache of an engine; null: on the CPU, room for `max_num_seqs` full sequences; on a GPU, what
-    `gpu_memory_utilization` leaves beside the model."""
+    `gpu_memory_utilization` leaves after the model."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
     enforce_eager: Flag | None = None
@@ -130,11 +130,11 @@ class ExplorerConfig(Section):
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or took too long."""
     max_refill_rounds: Natural = 0
-    """Times that a step draws further tasks in place of those of which operators or failures left nothing."""
+    """Times that a step draws further tasks in place of those that operators or failures left nothing of."""
     engine_timeout: Seconds = 300.0
     """Time without a sampled token after which an engine that has requests counts as hung and is replaced."""
     env_vars: Named[str] = EMPTY
-    """Environment of the workflows."""
+    """Environment of the workflows, set when the explorer starts. Ray and its logs do not see it."""
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
     """Engines of the policy."""
     auxiliary_models: Many[AuxiliaryModelConfig] = ()

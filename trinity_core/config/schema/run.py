@@ -92,14 +92,14 @@ class Config(Section):
     checkpoint_root_dir: str = "./checkpoints"
     """Folder of all checkpoints and logs; those of this run are in `<checkpoint_root_dir>/<project>/<name>`."""
     continue_from_checkpoint: Flag = True
-    """Resume from the run's latest checkpoint; false starts anew as `<name>_<timestamp>` where the name is taken."""
+    """Resume from the run's latest checkpoint; false starts over as `<name>_<timestamp>` where the name is taken."""
     ray_namespace: Derived[str] = DERIVED
     """Ray namespace of the run's actors; by default `<project>/<name>`."""
     seed: Seed = 42
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
     """Folder of Python files with the user's own workflows, rewards and algorithms. A relative one is looked for below
-    the present folder, then beside this file."""
+    the current directory, then next to this file."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """Which update is made from experiences."""
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -152,7 +152,7 @@ class Config(Section):
         return self._stage_runs
 
     def resuming(self, name: str) -> Config:
-        """A copy that resumes the run `name`, with the runs of its stages beside that one."""
+        """A copy that resumes the run `name`, with the runs of its stages next to that one."""
         config = self.with_values({"name": name, "continue_from_checkpoint": True})
         suffixes = [run.name.removeprefix(self.name) for run in self._stage_runs]
         config._stage_runs = tuple(
@@ -207,7 +207,7 @@ class Config(Section):
 
     @property
     def is_part(self) -> bool:
-        """True if explorer and trainer are separate runs, of which this is one."""
+        """True if explorer and trainer are separate runs, and this is one of them."""
         known = ALGORITHMS.get(self.algorithm.algorithm_type)
         return self.explores_alone or (self.mode == "train" and known is not None and known.uses_rollouts)
 
@@ -249,7 +249,7 @@ class Config(Section):
 
     @property
     def engine_adapter(self) -> LoraConfig | None:
-        """The adapter that engines hold beside the base; None where they hold whole weights, merged ones of a run that
+        """The adapter that engines hold with the base; None where they hold full weights, merged ones of a run that
         trains an adapter but pushes weights."""
         method = SYNC_METHODS.get(self.synchronizer.sync_method)
         pushes = self.mode != "bench" and method is not None and method.vllm_backend

@@ -22,7 +22,7 @@ from trinity_core.inference.openai_api.server import ApiServer, ServedModel
 from trinity_core.inference.pool import EnginePool
 
 POLICY = "policy"
-"""A name of the policy in requests, beside its model path."""
+"""A name of the policy in requests, in addition to its model path."""
 
 PoolAndStops = tuple[EnginePool, tuple[int, ...]]
 """The engines of a model, and the tokens that end its answers."""

@@ -313,7 +313,7 @@ class PoolClient(EngineClient):
 
 
 def _knowing_tokens(tokenizer: Any) -> Any:
-    """A copy for another thread that decodes each single token once: vLLM does so for each log-prob anew."""
+    """A copy for another thread that decodes each single token once: vLLM does so for each log-prob."""
     known: dict[int, str] = {}
     copied = deepcopy(tokenizer)
     plain = copied.decode

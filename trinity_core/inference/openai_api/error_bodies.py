@@ -70,7 +70,7 @@ def refused(request: Request, refusal: Refusal) -> JSONResponse:
 
 
 def streamed_error(chunk: str) -> str:
-    """A chunk of a stream, spelled anew if it is an error."""
+    """A chunk of a stream, rewritten if it is an error."""
     if not chunk.startswith(STREAMED):
         return chunk
     data, blank, rest = chunk.removeprefix("data: ").partition("\n\n")

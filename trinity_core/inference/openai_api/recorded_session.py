@@ -201,7 +201,7 @@ class RecordedSession:
 
 @dataclass(eq=False)
 class Exchange:
-    """One request of a session and its answers, of which the client may get several."""
+    """One request of a session and its answers; the client may get several."""
 
     session: RecordedSession
     number: int

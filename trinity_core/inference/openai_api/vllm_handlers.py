@@ -72,7 +72,7 @@ MOST_CHARACTERS = 2000
 
 
 class Chat(OpenAIServingChat):
-    """vLLM's chat handler. Answers are the same whether streamed or not, and log-probs are written beside the loop."""
+    """vLLM's chat handler. Answers are the same whether streamed or not, and log-probs are written by a thread."""
 
     async def chat_completion_full_generator(
         self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **named: Any

@@ -208,7 +208,7 @@ def _shares(answers: Sequence[str | NoAnswer], size: int) -> list[Sequence[str |
 
 @TASK_OPERATORS.register("pass_rate_filter")
 class PassRateFilter(Solving):
-    """Keep tasks of which a model solves a share from `min_rate` to `max_rate`, and write it to the column `pass_rate`.
+    """Keep tasks whose pass rate is from `min_rate` to `max_rate`, and write it to the column `pass_rate`.
 
     With the defaults, tasks that it always or never solves stay; 0.1 to 0.9 leaves those from which groups of rollouts
     learn. An answer is right from the reward `right` on. Answers that cannot be judged do not count.

@@ -52,7 +52,7 @@ from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
 OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray and the explorer")
-"""Memory of every run beside its engines and workers (`benchmarks/plan.py`)."""
+"""Memory of every run besides its engines and workers (`benchmarks/plan.py`)."""
 WRITER_BYTES = 256 << 20
 """Memory of each trainer worker's process that writes checkpoints, without the copies: those are the worker's."""
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
@@ -299,7 +299,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
     that it lacks, models with which the run cannot work, and where the explorer is, names that cannot be found there.
     A notice says that /dev/shm is too small.
 
-    `numbers` counts the node's processes by their kind, `REWARDS`, which are beside the explorer, as one; `reads`: it
+    `numbers` counts the node's processes by their kind, `REWARDS`, on the explorer's node, as one; `reads`: it
     has the worker that reads the model.
     """
     engines = [numbers.get(auxiliary_kind(model)) for model in config.explorer.auxiliary_models]
@@ -338,7 +338,7 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
 
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
-    """A sentence for each resource of which a stage needs more than the machine has."""
+    """A sentence for each resource that a stage needs more of than the machine has."""
     yield from _memory_shortages(stage, room)
     if room.gpu_memory:
         yield from _gpu_shortages(stage, room.gpu_memory)

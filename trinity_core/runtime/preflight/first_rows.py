@@ -30,7 +30,7 @@ Problem = str | None
 
 
 def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """Problems of the data sets of which a run could use none of the first rows.
+    """Problems of the data sets whose first rows a run could not use.
 
     Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
     """
@@ -58,7 +58,7 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
 
 
 def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator[Finding]:
-    """The training task sets of which first rows have a prompt that is too long: an error if the set has no other rows,
+    """The training task sets whose first rows include a prompt that is too long: an error if the set has no other rows,
     and truncation was not asked for. Of a policy in a local folder, whose `encoder` is loaded if it is needed, and of
     local data; not where workflows may use the OpenAI API, which the context alone limits."""
     model = config.model

@@ -67,7 +67,7 @@ def missing_template(config: Config) -> Iterator[Finding]:
 
 
 def unfit_policy(config: Config) -> Iterator[Finding]:
-    """A policy whose adapter cannot be loaded, or of which engines would compute other log-probs than the trainer."""
+    """A policy whose adapter cannot be loaded, or whose log-probs engines would compute otherwise than the trainer."""
     model = config.model
     if model.lora is not None and (fault := start_fault(model.lora)):
         yield Finding("model.lora_configs[0].path", model.lora.path, "unavailable", fault)

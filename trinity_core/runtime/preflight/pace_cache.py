@@ -103,7 +103,7 @@ def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: 
     ends = {line.step: line.time for line in lines if line.source == "trainer"}
     counted = [step for step in sorted(ends) if step > left_out and step - 1 in ends]
     if not counted:
-        raise ValueError(f"{len(ends)} steps were trained, of which the first {left_out} do not count")
+        raise ValueError(f"{len(ends)} steps were trained; the first {left_out} do not count")
     step = fmean(ends[step] - ends[step - 1] for step in counted)
     parts = _parts(lines, counted, EXPLORING, "explorer") | _parts(lines, counted, TRAINING, "trainer")
     first = ends[min(ends)] - began

@@ -51,7 +51,7 @@ ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measur
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their workspaces; assumed, not measured")
 GPU_PASS = Need("largest pass", 1 << 30, "activations, logits and workspaces; assumed, not measured")
-"""What an engine's share holds beside weights and cache: vLLM opens CUDA's context and NCCL before it counts."""
+"""What an engine's share holds besides weights and cache: vLLM opens CUDA's context and NCCL before it counts."""
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
 """Host memory of a process on a GPU."""
 SAMPLER_COPIES = 6
@@ -166,7 +166,7 @@ def _engine(
     if settings.on_gpu:
         if gpu_memory:
             return gpu_engine_needs(settings, gpu_memory, shape_of(model), lora)
-        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
+        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU; this machine has none"
     shape = shape_of(model)
     if shape is None:
         return why_unknown(model)
@@ -227,7 +227,7 @@ def cpu_engine_needs(
     channels = 3 * (shape.hidden + shape.intermediate)
     held = width * packed
     version = synced_width * shape.parameters
-    loading = f"{shape.parameters:,} × {synced_width} bytes of a version, and its weights beside the ones in use"
+    loading = f"{shape.parameters:,} × {synced_width} bytes of a version, and its weights while the old ones are in use"
     return nonzero(
         [
             base,

@@ -282,7 +282,7 @@ def _process_rows(process: ProcessEstimate) -> list[Row]:
     on = f"{process.gpus:g} GPU" if process.gpus else _count(process.threads, "CPU thread")
     on = "one GPU in turn" if process.resting else on
     title = f"{process.kind}, {process.number} on {on}{' each' if process.number > 1 else ''}"
-    host = [(size(total(process.host)), f"  beside the GPU: {process.host[-1].why}")] if process.host else []
+    host = [(size(total(process.host)), f"  besides the GPU: {process.host[-1].why}")] if process.host else []
     return [*_rows(title, process.memory, process.unknown), *host]
 
 

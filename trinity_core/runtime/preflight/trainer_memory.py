@@ -71,7 +71,7 @@ def activation_bytes(
 def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
     """Bytes at the end of the forward pass: logits, log-probs, probabilities and what their entropy sums up.
 
-    A large head is computed in slices, of which three copies exist at a time.
+    A large head is computed in slices; three copies of one exist at a time.
     """
     logits = micro.targets * shape.vocabulary
     if logits > LOGITS_AT_ONCE:
@@ -262,7 +262,7 @@ class TrainedModel:
     def being_reduced(self) -> int:
         """Bytes of the gradients that are reduced at a time, in float32.
 
-        A tensor larger than the bucket is reduced whole, beside the bucket.
+        A tensor larger than the bucket is reduced whole, in addition to the bucket.
         """
         largest = self.shape.embedding if self.lora is None else 0
         beside = self.width * largest * (largest > self.reduced_at_once)
@@ -327,7 +327,7 @@ class TrainedModel:
         return Need(f"{self.name} file of a checkpoint", taken, f"weights, or at most {size(PIECE)} of the optimizer")
 
     def copied(self) -> Need:
-        """The copy of this worker's part of a checkpoint, which is written beside the next steps."""
+        """The copy of this worker's part of a checkpoint, which is written in the background."""
         parameter_bytes = self.width + self.state_bytes
         share = self.trained // self.workers
         why = f"{share:,} parameters × {parameter_bytes} bytes; where they find no room, steps wait for the disk"
@@ -341,7 +341,7 @@ class TrainedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a parameter in a checkpoint's optimizer state: moments, and float32 weights beside half ones."""
+        """Bytes of a parameter in a checkpoint's optimizer state: moments, float32 copies of half-precision weights."""
         return (2 if self.width == FLOAT else 3) * FLOAT
 
 

@@ -64,7 +64,7 @@ class ProcessEnvironment:
             raise EnvironmentFailed(f"environment '{where.name}': {where.python} does not start: {error}") from None
 
     def make(self, arguments: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-        """Have the environment with these arguments, anew if it has others.
+        """Have the environment with these arguments; recreate it if it has others.
 
         `columns`: of a task; those named like an argument of its class are arguments too.
         """
@@ -143,7 +143,7 @@ class Hosts:
         queueing: BusyTimer | None = None,
         given_up: threading.Event | None = None,
     ) -> ProcessEnvironment:
-        """A process that serves this environment, of which there are never more than `most`; `make` it.
+        """A process that serves this environment; there are never more than `most`; `make` it.
 
         Rollouts wait their turn, `queueing` being open, while others give processes back. Raises EnvironmentFailed if
         none does for `patience` seconds, or if it is `given_up` (`give_up`), or `queueing` over, before its turn.

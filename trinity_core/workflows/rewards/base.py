@@ -40,7 +40,7 @@ def graded(score: float) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a reward function may return in place of its parts: parts, and numbers for the metrics beside them."""
+    """What a reward function may return in place of its parts: parts, and further numbers for the metrics."""
 
     parts: Parts
     counts: Parts

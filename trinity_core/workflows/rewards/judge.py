@@ -63,7 +63,7 @@ async def llm_judge(
     max_tokens: Annotated[int, Field(ge=1)] | None = None,
     **_: Any,
 ) -> list[Reward]:
-    """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score beside others (`group`).
+    """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score among others (`group`).
 
     The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
     key in the variable `api_key_env` and at most `requests_at_once` requests in flight. `rubric` is a text or a list;
@@ -105,7 +105,7 @@ class _Judge:
         return Reward({"judge": (rating - LOWEST) / (HIGHEST - LOWEST)})
 
     async def scores(self, question: str, answers: Sequence[str]) -> list[Reward]:
-        """Scores of answers beside each other."""
+        """Scores of answers that are seen together."""
         shown = "\n\n".join(f'<response number="{i + 1}">\n{answer}\n</response>' for i, answer in enumerate(answers))
         verdict = await self._ask(GROUP, f"{question}\n\n{shown}", "scores")
         if isinstance(verdict, Reward):
@@ -172,7 +172,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
-    """What a judge sees of an item beside its answer."""
+    """What a judge sees of an item besides its answer."""
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]
     if with_reference and item.truth is None:

@@ -38,7 +38,7 @@ _OTHER_NUMBER = re.compile(
     r"(hundred|thousand|million|billion|trillion)(s|ths?)?|grand(?! total)|point(?=\s+\w)|"
     r"(times|than|over|under|below|above|least|most|up to)(?=\s+0))\b"
 )
-"""Words that make another number of the one beside them (which stands here as 0): numbers, operations and bounds."""
+"""Words that make another number of the adjacent one (which stands here as 0): numbers, operations and bounds."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 

@@ -99,7 +99,7 @@ MAX_STARTS = 3
 
 
 def usual_workers(cores: int) -> int:
-    """Workers of a pool on a machine with this many cores, engines and trainer beside it."""
+    """Workers of a pool on a machine with this many cores, which engines and trainer use too."""
     return min(max(1, cores // 2), MOST_WORKERS)
 
 
@@ -177,7 +177,7 @@ class RewardPool:
         return rewards, {index: tied(self._threads.submit(self._score, name, items[index])) for index in rest}
 
     def _score(self, name: str, item: RewardItem) -> Reward:
-        """Runs in one of the pool's threads, of which there are as many as workers."""
+        """Runs in one of the pool's threads: there are as many as workers."""
         deaths = 0
         while True:
             worker = self._prepared(name)

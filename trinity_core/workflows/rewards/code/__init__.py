@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL |
 PYTHON = ("python", "python3", "py")
 TOTAL_SECONDS = 60.0
 END_SECONDS = 30.0
-"""Time for sandboxes to begin and end, beside the time of the tests."""
+"""Time for sandboxes to begin and end, in addition to the time of the tests."""
 
 
 def last_program(text: str) -> str | None:
