@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from io import BytesIO
 from pathlib import Path
 
@@ -30,12 +31,21 @@ class LearningCurve:
     def draw(self) -> Path | None:
         """Draw reward (or loss) and the eval's accuracy over steps into `monitor/curve.png`; None if there are no
         metrics."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
         curves = self.read()
         if not curves:
             return None
+        target = self._job_dir / "monitor" / "curve.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        picture = self._picture(curves)
+        write_atomically(target, picture, durable=False)  # flows of the same run draw it at the same time
+        # A figure is a circle of 3 MiB, and where much else was imported Python looks for circles after dozens of them.
+        gc.collect()
+        return target
+
+    def _picture(self, curves: dict[str, dict[int, float]]) -> bytes:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         height = 2.4 * len(curves)
         figure = Figure(figsize=(7, height), dpi=110)
         FigureCanvasAgg(figure)
@@ -49,12 +59,9 @@ class LearningCurve:
             axis.grid(alpha=0.3)
         axes[-1].set_xlabel("step")
         axes[0].set_title(self._title, fontsize=10)
-        target = self._job_dir / "monitor" / "curve.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
         picture = BytesIO()
         figure.savefig(picture, format="png")
-        write_atomically(target, picture.getvalue(), durable=False)  # flows of the same run draw it at the same time
-        return target
+        return picture.getvalue()
 
     def read(self) -> dict[str, dict[int, float]]:
         """The curves to draw now: one per source, and the accuracy (or reward) of each eval set."""
