@@ -270,7 +270,7 @@ def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_fold
     locked: list[bool] = []
 
     class Judging(Frontend):
-        def judged(self, stage: Stage) -> Stage:
+        def with_human_verdicts(self, stage: Stage) -> Stage:
             locked.extend(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
             raise TrinityError("nobody was there")
 
