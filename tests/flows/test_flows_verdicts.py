@@ -164,7 +164,7 @@ def asking(config):
 
     @flow(name="judged", persist_result=False)
     def judged() -> Stage:
-        return PREFECT.judged(Stage(config, None, "judged"))
+        return PREFECT.with_human_verdicts(Stage(config, None, "judged"))
 
     return judged
 
