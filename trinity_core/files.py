@@ -47,6 +47,8 @@ _REASONS = {
     errno.EEXIST: "a file is in the way of a folder; move it or {instead}",
     errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
+ANOTHER_ROOT = "choose another checkpoint_root_dir"
+"""What a user can do where a run's folder cannot be made usable."""
 NETWORKED = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
     "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",
@@ -59,7 +61,7 @@ SQLite's locks and its shared index hold on a local file system only."""
 
 
 @contextmanager
-def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoint_root_dir") -> Iterator[None]:
+def clear_errors(doing: str, path: Path, instead: str = ANOTHER_ROOT) -> Iterator[None]:
     """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do.
 
     `instead` is what the user can do if the place cannot be made usable.

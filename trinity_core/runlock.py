@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.files import clear_errors, when_room
+from trinity_core.files import ANOTHER_ROOT, clear_errors, when_room
 
 RUN_TRAINS = "training"
 """The lock of a run that trains."""
@@ -88,15 +88,17 @@ def held(job_dir: Path, component: str) -> Iterator[None]:
 
 
 @contextmanager
-def one_at_a_time(path: Path, seconds: float = LINGER_SECONDS, poll: float = POLL_SECONDS) -> Iterator[None]:
+def one_at_a_time(
+    path: Path, seconds: float = LINGER_SECONDS, poll: float = POLL_SECONDS, instead: str = ANOTHER_ROOT
+) -> Iterator[None]:
     """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn.
 
     They look every `poll` seconds; a wait that lasts is announced. Raises TransientFault if it is not theirs within
-    `seconds`, and TrinityError if the folder cannot be written.
+    `seconds`, and TrinityError if the folder cannot be written; `instead` as in `clear_errors`.
     """
     lock = _lock(path, poll)
     try:
-        with clear_errors("locking", path):
+        with clear_errors("locking", path, instead):
             when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
             when_room(partial(_acquire, lock, seconds), path)
     except Timeout:

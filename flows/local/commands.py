@@ -157,7 +157,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
 
 def _alone(root: Path) -> AbstractContextManager[None]:
     """Only one `up` or `down` at a time works in a folder: of two servers on one port one would answer for both."""
-    return one_at_a_time(state_dir(root) / "up.lock", UP_SECONDS)
+    return one_at_a_time(state_dir(root) / "up.lock", UP_SECONDS, instead=ELSEWHERE)
 
 
 def _down(root: Path, say: Callable[[str], None]) -> bool:

@@ -304,7 +304,7 @@ def no_answer(session) -> APIRouter:
 @pytest.fixture
 def ask(open_served):
     served = open_served()
-    auth = SessionAuth("key")
+    auth = SessionAuth("key", "session")
     app = application(FastAPI(), no_answer, auth, served, {}, auth.close)
 
     def ask(method, path, value=None, key="key", headers=None):

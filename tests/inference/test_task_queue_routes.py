@@ -27,7 +27,7 @@ def queues(tmp_path: Path) -> dict[str, TaskQueue]:
 
 def ask(queues: dict[str, TaskQueue], method: str, path: str, **request: Any) -> httpx.Response:
     no_models = lambda _: APIRouter()  # noqa: E731
-    app = application(FastAPI(), no_models, SessionAuth("secret"), None, queues, lambda _: None)
+    app = application(FastAPI(), no_models, SessionAuth("secret", "session"), None, queues, lambda _: None)
 
     async def main() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -46,6 +46,13 @@ def test_tasks_are_added_counted_and_ended(queues: dict[str, TaskQueue]) -> None
     assert ask(queues, "GET", "/tasks").json() == counts
     assert ask({"a": queues["a"]}, "POST", "/tasks", json={"tasks": []}).status_code == 409, "has ended"
     assert ask({"b": queues["b"]}, "POST", "/tasks", json={"tasks": tasks}).json() == {"added": 2}, "the only one"
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/end", "/sessions", "/feedback", "/sessions/x/v1/models"])
+def test_an_agents_key_opens_its_session_alone(queues: dict[str, TaskQueue], path: str) -> None:
+    response = ask(queues, "POST", path, json={}, headers={"authorization": "Bearer session"})
+    assert response.status_code == (404 if path.endswith("models") else 401)
+    assert all(queue.count() == (0, False) for queue in queues.values())
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from trinity_core.config import Config, LoraConfig, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost, WeightSource
+from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime import actors, ray_worker
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
@@ -59,6 +60,18 @@ def test_kept_actors_are_reused_if_they_fit_or_else_end(monkeypatch: pytest.Monk
     cluster.leave("engines", "a", ["e1"])
     cluster.leave("engines", "b", ["e2"])
     assert ended == ["t1", "e1"] and cluster.take("engines", "b") == ["e2"]
+
+
+def test_an_explorer_sets_its_variables_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be keys, and Ray writes an actor's variables to a log that everybody can read."""
+    monkeypatch.setenv("JUDGE_API_KEY", "another")
+    config = small_config(explorer={"env_vars": {"JUDGE_API_KEY": "hunter2"}})
+    variables: dict[str, str] = {}
+    cluster: Any = SimpleNamespace(actor=lambda *_, env, **__: variables.update(env))
+    Actors(cluster, config, place(config, Machine(1, 0))).start_explorer([], [])
+    assert variables and "JUDGE_API_KEY" not in variables
+    Explorer(config, [])
+    assert os.environ["JUDGE_API_KEY"] == "hunter2"
 
 
 def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,28 @@ def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
         mine.take(1, lambda: FOUR[:1])
         assert mine.names == ["0"]
         mine.release()
+
+
+def test_the_lock_of_a_user_with_a_strict_umask_is_readable_to_others(tmp_path: Path) -> None:
+    mine, before = GpuLocks(tmp_path), os.umask(0o077)
+    try:
+        mine.take(1, lambda: FOUR[:1])
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o644]
+    mine.release()
+
+
+def test_a_lock_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / ".trinity_gpu_GPU-00.lock"
+    lock.touch(mode=0)
+    mine, user = GpuLocks(tmp_path), os.geteuid()
+    os.seteuid(user or 65534)  # root may read all
+    try:
+        with pytest.raises(TransientFault, match=re.escape(str(lock))):
+            mine.take(1, lambda: FOUR[:1], wait=0)
+    finally:
+        os.seteuid(user)
 
 
 def test_gpus_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:

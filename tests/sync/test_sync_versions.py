@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -290,6 +291,18 @@ def test_full_shared_memory_spills_to_disk(tmp_path, monkeypatch, caplog):
     with pytest.raises(TrinityError, match="no space left"):
         folder.publish(2, tensors(2))
     assert loaded(folder, 1)["steps"] == 1
+
+
+def test_weights_go_into_no_file_that_another_user_prepared(shared, tmp_path):
+    """The temporary directory is everybody's: whoever made the file there can read and change what is written to it."""
+    folder = MemoryVersions(memory_root(tmp_path / "run", shared))
+    bait = tmp_path / "bait"
+    bait.mkdir()
+    (bait / "slot_00000000.safetensors").touch()
+    Path(tempfile.gettempdir(), f"{folder.root.name}-spill").symlink_to(bait)
+    folder.publish(1, tensors(1))
+    assert loaded(folder, 1)["steps"] == 1
+    assert [path.stat().st_size for path in bait.iterdir()] == [0]
 
 
 def test_one_publisher_at_a_time(tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ class Explorer:
     """
 
     def __init__(self, config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]] = ()) -> None:
+        os.environ.update(config.explorer.env_vars)  # before anything that may read them is imported
         start_log()
         self.config = config
         self.name = config.explorer.name
@@ -88,7 +89,6 @@ class Explorer:
     async def prepare(self) -> None:
         """Wait for the engines; open task sets, tokenizer, store and weights. Calling it again changes nothing."""
         if self._preparing is None:
-            os.environ.update(self.config.explorer.env_vars)
             self._preparing = asyncio.ensure_future(open_resources(self.config, self._engines, self._auxiliary))
         self._resources = await asyncio.shield(self._preparing)
 

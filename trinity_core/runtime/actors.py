@@ -95,7 +95,8 @@ class Actors:
         from trinity_core.rollout.explorer import Explorer
 
         config, name = self.config, actor_prefix(self.config)
-        env, where = {**config.explorer.env_vars, **log_environment(config, name)}, self.placement.nodes.first()
+        # Its own `env_vars` may be keys: Ray writes the variables that it is given to a log that everybody can read.
+        env, where = log_environment(config, name), self.placement.nodes.first()
         return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
     def start_trainers(self) -> list[Any]:

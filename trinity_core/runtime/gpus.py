@@ -184,7 +184,10 @@ class GpuLocks:
         if gpu.user or len(self._held) >= wanted:
             return gpu
         path = self._folder / f".trinity_gpu_{gpu.uuid}.lock"
-        lock = _opened(path)
+        try:
+            lock = _opened(path)
+        except PermissionError:
+            return replace(gpu, user=f"another user, whose lock {path} cannot be read")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -233,5 +236,7 @@ def only(names: Sequence[str]) -> Iterator[None]:
 def _opened(path: Path) -> IO[bytes]:
     """The lock's file, made if it does not exist. Another user's is opened for reading, which a lock needs only."""
     with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        os.fchmod(made, 0o644)  # whatever the umask
+        os.close(made)
     return path.open("rb")

@@ -101,10 +101,17 @@ def _spill_of(root: Path) -> Path:
 def _private(folder: Path) -> Path:
     with clear_errors("making", folder), suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+    if not _is_own(folder):
         raise TrinityError(f"{folder} is no folder of yours; weights are not put there. Remove it, or move the run")
     return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """False for another user's folder, who could read what is put there, for a link, and if there is none."""
+    with suppress(FileNotFoundError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
 
 
 def _locked(file: IO[bytes], kind: int) -> bool:
@@ -231,7 +238,8 @@ class MemoryVersions(WeightVersions):
         return {Path(record.file) for record in records if record is not None}
 
     def _slot_paths(self) -> list[Path]:
-        return sorted(path for folder in (self._shared, self._spill) for path in folder.glob("slot_*.safetensors"))
+        folders = filter(_is_own, (self._shared, self._spill))
+        return sorted(path for folder in folders for path in folder.glob("slot_*.safetensors"))
 
     def _slot(self, path: Path) -> _Slot:
         if path not in self._slots:

@@ -134,7 +134,7 @@ class ExplorerConfig(Section):
     engine_timeout: Seconds = 300.0
     """Time without a sampled token after which an engine that has requests counts as hung and is replaced."""
     env_vars: Named[str] = EMPTY
-    """Environment of the workflows."""
+    """Environment of the workflows, set when the explorer starts. Ray and its logs do not see it."""
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
     """Engines of the policy."""
     auxiliary_models: Many[AuxiliaryModelConfig] = ()

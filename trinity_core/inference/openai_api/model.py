@@ -66,7 +66,7 @@ class OpenSession:
 
     @property
     def api_key(self) -> str:
-        return self.server.key
+        return self.server.session_key
 
     @cached_property
     def openai_client(self) -> OpenAI:

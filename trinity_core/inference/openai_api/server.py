@@ -74,6 +74,10 @@ class ServedModel:
     """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
 
 
+def _new_key() -> str:
+    return "sk-" + secrets.token_urlsafe(24)
+
+
 @dataclass(eq=False)
 class ApiServer:
     """Serves models. Used in the event loop of their pools; `open` and `close` from any thread."""
@@ -86,7 +90,9 @@ class ApiServer:
     """Where ended sessions are noted."""
     queues: Mapping[str, TaskQueue] = field(default_factory=dict)
     """Queues of tasks that programs may add to, by the names of their task sets."""
-    key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
+    key: str = field(default_factory=_new_key, repr=False)
+    session_key: str = field(default_factory=_new_key, repr=False)
+    """What workflows and their agents get: it opens their sessions, and no other route."""
     served_sessions: ServedSessions | None = None
     """Sessions of mode `serve`, which clients open and give feedback to."""
     _auth: SessionAuth = field(init=False, repr=False)
@@ -97,7 +103,7 @@ class ApiServer:
     async def start(self) -> None:
         """Returns when requests are answered. Raises `TransientFault` if the address is taken for `PORT_SECONDS`."""
         self._socket = await _listening_once_free(self.host, self.port)
-        self._auth = SessionAuth(self.key)
+        self._auth = SessionAuth(self.key, self.session_key)
         self.port = self._socket.getsockname()[1]
         started: Future[None] = Future()
         there = asyncio.get_running_loop()

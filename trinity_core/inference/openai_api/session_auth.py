@@ -29,10 +29,13 @@ class Refusal(Exception):
 
 
 class SessionAuth:
-    """Which requests are served: those with the key, and within a session while it is open."""
+    """Which requests are served: those with the key, and within a session while it is open.
 
-    def __init__(self, key: str) -> None:
-        self._key = f"Bearer {key}".encode()
+    `session_key` opens sessions alone: a workflow gives it to an agent, which is not to end the run's queue of tasks.
+    """
+
+    def __init__(self, key: str, session_key: str) -> None:
+        self._key, self._session_key = (f"Bearer {known}".encode() for known in (key, session_key))
         self._open: dict[str, RecordedSession] = {}
         self._ended: dict[str, None] = {}
 
@@ -51,9 +54,10 @@ class SessionAuth:
         return True
 
     def check_key(self, request: Request) -> None:
-        """Raise Refusal unless the request brings the key."""
+        """Raise Refusal unless the request brings the key, or one of a session that of sessions."""
         authorization = request.headers.get("authorization", "").encode("latin-1")
-        if not secrets.compare_digest(authorization, self._key):
+        keys = [self._key, self._session_key] if request.scope["path"].startswith(PREFIX) else [self._key]
+        if not any(secrets.compare_digest(authorization, key) for key in keys):
             raise Refusal(401, "invalid_api_key", "Incorrect API key provided.", kind="authentication_error")
 
     @contextmanager
