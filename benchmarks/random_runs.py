@@ -62,6 +62,8 @@ MOST_STARTS = 4
 """Of one command after a kill."""
 REFUSED = 2
 """Exit code."""
+HONEST = ("nothing is left to train on", "no experience came", "prompt that is too long")
+"""Errors about the data that a draw has: nothing is wrong with the run."""
 OTHERS = ("ray", "vllm_dist_", "torchinductor_")
 """Beginnings of names that Ray, vLLM and torch leave in the folder for temporary files."""
 TITLES = {ENGINE: "ray::InProcessEngine", TRAINER: "ray::TrainerActor"}
@@ -240,8 +242,8 @@ def one_seed(seed: int, root: Path, only_checks: bool = False) -> tuple[str, lis
         json.loads(plan_json(plans_of(configs[0], Machine(os.cpu_count() or 1, 0))))
         return "accepted", []
     codes = run.go()
-    if REFUSED in codes:
-        return f"refused late: {run.log[-600:]}", []
+    if REFUSED in codes or (any(codes) and any(text in run.log for text in HONEST)):
+        return f"told: {run.log[-600:]}", list(run.left_behind())
     run.check(configs, codes)
     if run.killed and configs[0].is_synchronous and not any(codes):
         run.faults += unequal(run, root / f"s{seed}u", configs[0])

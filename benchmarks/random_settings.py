@@ -175,7 +175,8 @@ def draw(seed: int, folder: Path, tiny: Path, database: str = "") -> Draw:
         values["model.lora_configs"] = [{"lora_rank": 4, "target_modules": rng.choice((["all-linear"], ["q_proj"]))}]
     if rng.random() < 0.15 and not supervised:
         part = rng.choice(("advantage_fn", "policy_loss_fn"))
-        values[f"algorithm.{part}"] = rng.choice(list(registry_of(f"algorithm.{part}")))
+        names = [name for name in registry_of(f"algorithm.{part}") if name not in TAUGHT]
+        values[f"algorithm.{part}"] = rng.choice(names)
     values["buffer.total_steps" if rng.random() < 0.75 else "buffer.total_epochs"] = rng.choice((3, 4, 4, 5))
     epochs = "buffer.total_epochs" in values
     values |= {"buffer.total_epochs": rng.choice((1, 2))} if epochs else {}
@@ -246,7 +247,8 @@ def _taskset(rng: random.Random, algorithm: str, name: str, data: str, split: st
         workflow, arguments = "on_policy_distill_math_workflow", {}
     taskset |= {"default_workflow_type": workflow, "workflow_args": arguments}
     if workflow not in ("env_workflow", "rubric_judge_workflow"):
-        taskset["default_reward_fn_type"] = rng.choice(("even_letters", "even_letters", "math_reward"))
+        rewards = ("even_letters",) if algorithm else ("even_letters", "math_reward")  # the model learns no arithmetic
+        taskset["default_reward_fn_type"] = rng.choice(rewards)
     if rng.random() < 0.5:
         taskset["task_selector"] = {"selector_type": rng.choice(SELECTORS)}
     if rng.random() < 0.15:

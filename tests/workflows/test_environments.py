@@ -215,6 +215,18 @@ def test_wrong_arguments_are_refused(args, key):
         EnvArguments.model_validate(args)
 
 
+def test_an_environment_without_a_method_is_refused_before_the_run(monkeypatch):
+    class Half:
+        def reset(self, seed):
+            return "", 0.0, True, {}
+
+        step = reset
+
+    monkeypatch.setitem(ENVIRONMENTS, "half", Half)
+    with pytest.raises(ValueError, match="tools, close"):
+        EnvArguments.model_validate({"environment": "half"})
+
+
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
     with raising(TrinityError, key="not_installed_here"):

@@ -78,6 +78,8 @@ class NeedsProcess(Protocol):
     own_process: ClassVar[bool]
 
 
+METHODS = ("reset", "step", "tools", "close")
+"""Of every environment."""
 ENVIRONMENTS: Registry[type[Any]] = Registry("environment", recipe="configs/toy_text")
 
 

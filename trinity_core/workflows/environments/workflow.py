@@ -28,6 +28,7 @@ from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (
     ENVIRONMENTS,
+    METHODS,
     Environment,
     EnvironmentFailed,
     Step,
@@ -104,6 +105,10 @@ class EnvArguments(Arguments):
     def _known(self) -> Self:
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
+            if absent := [name for name in METHODS if isinstance(kind, type) and not hasattr(kind, name)]:
+                raise InputError(
+                    f"environment '{self.environment}' has no method {', '.join(absent)}", key="environment"
+                )
             model = ENVIRONMENTS.arguments(kind, self.environment)
             if model is not None:
                 _check(model, self.all_arguments, self.environment)
