@@ -48,6 +48,7 @@ async def sign_in(page: Page, address: str, key: str) -> None:
     await page.call("Page.navigate", url=urljoin(address, "/login"))
     await page.fill("document.querySelector('input[type=password]')", key)
     await page.until("location.pathname !== '/login'", "the key opens Prefect's pages")
+    page.said.clear()  # of the requests without it
     await page.call("Page.navigate", url=address)
 
 

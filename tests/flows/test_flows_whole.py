@@ -248,6 +248,7 @@ def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
     for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         assert httpx.post(url, json={}, headers=headers, timeout=60).status_code == 401
     assert deployed.ask("POST", "deployments/filter", json={})
+    assert "rft/gsm8k" in deployed.call("prefect", "deployment", "ls"), "as a user types it"
     kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
     assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
 
