@@ -51,7 +51,7 @@ def config(tmp_path, tiny_folder):
             )
     earlier = tmp_path / "earlier"
     with ExperienceStore.open(earlier / "buffer" / "explorer_output.db", str(earlier)) as store:
-        store.put("explorer", 1, {}, rows, versions_used=0)
+        store.put("explorer", 1, {}, rows, newest_version=0)
     buffer = {"storage_type": "rollouts", "path": str(earlier), "human_verdicts": {"enable": True, "answers": 3}}
     return config_from_dict(
         {
@@ -164,7 +164,7 @@ def asking(config):
 
     @flow(name="judged", persist_result=False)
     def judged() -> Stage:
-        return PREFECT.judged(Stage(config, None, "judged"))
+        return PREFECT.with_human_verdicts(Stage(config, None, "judged"))
 
     return judged
 

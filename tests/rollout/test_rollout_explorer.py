@@ -331,7 +331,7 @@ def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
     with stored(settings) as store:
         store.begin("trainer", 9)
         store.join("explorer_new", 3)
-        store.end("trainer")
+        store.mark_ended("trainer")
 
     def explored(config):
         return asyncio.run(Explorer(config, [FakeEngine(engine.answer)]).run(explore))
@@ -346,7 +346,7 @@ def test_an_expected_trainer_that_finishes_is_noticed(config):
     with stored(config()) as store:
         store.begin("trainer", 1)
         store.join("explorer", 3)
-        store.end("trainer")
+        store.mark_ended("trainer")
         watch = TrainerWatch(store, "explorer", 4)
         assert not watch.has_finished()
         store.begin("trainer", 1)

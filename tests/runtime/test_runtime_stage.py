@@ -25,7 +25,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.layout import MANIFEST, JobLayout
-from trinity_core.runlock import PIPELINE, TRAINER, held, hold, is_held, release
+from trinity_core.runlock import PIPELINE, TRAINER_PROCESS, held, hold, is_held, release
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve, run_request
 from trinity_core.runtime.frontend import Frontend
@@ -70,9 +70,9 @@ def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) ->
 
 
 def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    other = other_process(config, TRAINER)
+    other = other_process(config, TRAINER_PROCESS)
     with caplog.at_level("INFO"), pytest.raises(TransientFault, match=f"process {other.pid} .*trainer"):
-        hold(config.job_dir, TRAINER, wait=0.6)
+        hold(config.job_dir, TRAINER_PROCESS, wait=0.6)
     assert f"waiting up to 0.6 s for process {other.pid} on" in caplog.text
     assert other.stdin is not None
     other.stdin.write("\n")
@@ -180,7 +180,7 @@ def test_a_run_without_prefect_logs_its_warnings(
 def test_an_unwritable_checkpoint_root_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrinityError, match=r"checkpoint_root_dir: .* cannot be written: .*file"):
-        hold(tmp_path / "file/project/run", TRAINER)
+        hold(tmp_path / "file/project/run", TRAINER_PROCESS)
 
 
 def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: TinyFolders) -> None:
@@ -270,7 +270,7 @@ def test_a_run_that_fails_before_it_begins_is_unlocked(tmp_path: Path, tiny_fold
     locked: list[bool] = []
 
     class Judging(Frontend):
-        def judged(self, stage: Stage) -> Stage:
+        def with_human_verdicts(self, stage: Stage) -> Stage:
             locked.extend(is_held(config.job_dir, name) for name in lock_names(config, PARTS))
             raise TrinityError("nobody was there")
 

@@ -19,7 +19,7 @@ def test_experiences_round_trip_through_the_store(store):
     row = make_rows(1, 1)[0]
     row.metrics = {"accuracy": 0.5}
     row.token_rewards = np.arange(4)
-    store.put("e", 1, {"epoch": 0, "offset": 8}, [row], versions_used=0)
+    store.put("e", 1, {"epoch": 0, "offset": 8}, [row], newest_version=0)
     (got,) = store.lease(1, 1, 0)
     for name in ("tokens", "action_mask", "logprobs", "versions", "token_rewards"):
         assert np.array_equal(getattr(got, name), getattr(row, name)), name

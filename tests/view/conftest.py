@@ -43,7 +43,7 @@ def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
                 rows[-1].info["half \ud83d"] = "\udc00"  # of a surrogate pair, as JSON files may have
             if step == 2:
                 drawn.append(DrawnTask("explorer/2/2", "sums/9", 0, tries=2, failure=f"broke on {NASTY}"))
-            store.put("explorer", step, {}, rows, versions_used=step - 1, drawn=drawn)
+            store.put("explorer", step, {}, rows, newest_version=step - 1, drawn=drawn)
         assert store.lease(1, 4, newest_version=0) is not None
     update_meta(folder / "trainer_meta.json", tokenizer=str(tiny_folder), algorithm={"advantage_fn": "grpo"})
     for step, answer in ((0, "It is 5."), (6, NASTY)):

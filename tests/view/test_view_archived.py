@@ -56,7 +56,7 @@ def test_the_page_shows_what_was_trained_on(run_folder, serving, tokenizer) -> N
         with store._database.write() as connection:
             connection.execute(update(t.groups).where(t.groups.c.id == 1).values(state=State.PRUNED))
             connection.execute(t.experiences.delete().where(t.experiences.c.group_id == 1))
-        store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], versions_used=3)
+        store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], newest_version=3)
     with serving(run_folder) as address, httpx.Client(base_url=f"{address}/api/runs/run") as client:
         group = client.get("/groups/1").json()
         assert (group["state"], group["train_steps"]) == ("pruned", [1])

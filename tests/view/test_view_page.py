@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokeniz
             digest = hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest()
             assert len(client.get("/api/runs/run/rollouts").json()["rollouts"]) == 13
         assert hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest() == digest
-        store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], versions_used=3)
+        store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], newest_version=3)
         assert client.get("/api/runs/run/rollouts").json()["rollouts"][0]["response"] == "4"
 
 
@@ -151,7 +151,7 @@ def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) 
         np.ones(29_900, bool), np.where(np.arange(29_900) == 29_000, -4.0, -0.01), np.full(29_900, 3), group="long",
     )  # fmt: skip
     with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
-        store.put("explorer", 4, {}, [long], versions_used=3)
+        store.put("explorer", 4, {}, [long], newest_version=3)
 
     async def look(address: str) -> None:
         async with opened(address, tmp_path) as page:
@@ -259,7 +259,7 @@ def test_rewards_in_another_order_or_of_more_turns_have_not_changed(run_folder, 
                 for turn in range(3 if (step, task, run) == (5, "turns", 1) else 1)
             ]
             drawn = [DrawnTask(f"explorer/{step}/{task}", task, len(each)) for task, each in rewards.items()]
-            store.put("explorer", step, {}, rows, versions_used=3, drawn=drawn)
+            store.put("explorer", step, {}, rows, newest_version=3, drawn=drawn)
     with serving(run_folder) as address, httpx.Client(base_url=f"{address}/api/runs/run") as client:
         assert {row["task"] for row in client.get("/rollouts?since=4").json()["rollouts"]} == {"other"}
 
@@ -270,7 +270,7 @@ def test_tasks_whose_reward_has_changed_are_shown(run_folder, serving, tmp_path,
         for step, rewards in ((4, {"sums/3": 1.0, "words/3": 0.0}), (5, {"sums/3": 1.0})):
             names = {task: f"explorer/{step}/{task}" for task in rewards}
             again = [rollout(tokenizer, "2 + 2?", "4", reward, names[task], 0) for task, reward in rewards.items()]
-            store.put("explorer", step, {}, again, versions_used=3, drawn=[DrawnTask(names[t], t, 1) for t in rewards])
+            store.put("explorer", step, {}, again, newest_version=3, drawn=[DrawnTask(names[t], t, 1) for t in rewards])
 
     async def look(address: str) -> None:
         async with opened(f"{address}/#run=run&tab=table&since=3", tmp_path) as page:
