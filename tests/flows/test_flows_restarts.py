@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 from flows.local.commands import _mark_left_runs
+from flows.local.server import key_file, make_state_dir
 from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
 from flows.local.worker import is_gone, mark_ended, pool_is_shared, process_of, worker_name
 from tasks.prefect_api import api_client
+from trinity_core.files import write_atomically
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -263,6 +265,7 @@ def test_runs_that_a_power_cut_killed_crash_and_free_their_slots(
         another = client.create_flow_run(flow(nothing), state=Running())
         assert client.set_flow_run_state(following.id, Pending()).status.value == "REJECT"
         said: list[str] = []
+        write_atomically(make_state_dir(tmp_path) / key_file().name, os.environ["PREFECT_API_AUTH_STRING"].encode())
         _mark_left_runs(tmp_path, prefect_api, said.append, again=False)
         assert [line for line in said if line.startswith("The run killed was killed. `prefect flow-run retry")] == said
         states = [client.read_flow_run(run.id).state.name for run in (killed, subflow, another)]
