@@ -223,6 +223,8 @@ def _draw_data(rng: random.Random, values: dict[str, Any], data: str, split: str
     pipeline = "data_processor.experience_pipeline"
     if rng.random() < 0.35 and algorithm not in ("sft", "dpo"):
         values[f"{pipeline}.operators"] = rng.sample(OPERATORS, rng.choice((1, 1, 2, 3)))
+        if values.get("model.temperature") == 0.0:  # all answers to a task are the same
+            del values["model.temperature"]
         values |= {f"{pipeline}.{key}": True for key in ("own_process", "save_input") if rng.random() < 0.3}
     if rng.random() < 0.12 and algorithm not in ("sft", "dpo"):
         values["data_processor.task_pipeline"] = {
