@@ -122,6 +122,7 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
+    from flows.local.server import server_key
     from flows.project import require_own_packages
     from trinity_core.program import ending_on_sigterm
 
@@ -130,7 +131,7 @@ def up(
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo, restarts, pages)
-    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
+    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}   (asks once for {server_key(Path.cwd())})")
     for page in pages:
         if page.name in state.pages:
             typer.echo(f"{page.title:11} {state.pages[page.name]}{page.home}")

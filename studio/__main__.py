@@ -36,9 +36,10 @@ def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve. Where others than this machine reach the pages, they ask for a token, which is printed here."""
+    """Serve the pages. They ask for a token, which is printed here, if it is set or if others than this machine reach
+    them."""
     settings = studio_settings(sys.argv[1:])
-    token = "" if is_local(settings.host) else os.environ.get(TOKEN_VARIABLE) or new_token()
+    token = os.environ.get(TOKEN_VARIABLE) or ("" if is_local(settings.host) else new_token())
     os.environ[TOKEN_VARIABLE] = token
     named = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"Studio: http://{named}:{settings.port}{f'/?token={token}' if token else ''}", flush=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from starlette.routing import Mount, Route
@@ -60,6 +61,7 @@ def studio_app(settings: StudioSettings, token: str) -> App:
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)
+    # A site may have its own name lead here, and is then of the same origin for a browser.
     hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
     rollouts = make_app(RunFolders(settings.checkpoints), hosts)
     return App(
@@ -68,4 +70,5 @@ def studio_app(settings: StudioSettings, token: str) -> App:
             *(Route(path, page) for path in PAGES),
             Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=token)]),
         ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
     )

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def api_client(api_url: str) -> Iterator[SyncPrefectClient]:
-    """A client of the server there, on this machine, whatever server or proxy the environment names."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
+    """A client of the server there, on this machine, whatever server or proxy the environment names.
 
-    here = temporary_settings({PREFECT_API_URL: api_url})
+    `key` is what that server asks for; by default that of Prefect's settings.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    here = temporary_settings({PREFECT_API_URL: api_url} | ({PREFECT_API_AUTH_STRING: key} if key else {}))
     with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
         yield client

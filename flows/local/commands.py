@@ -16,11 +16,15 @@ from flows.local.server import (
     Process,
     UpState,
     begin_database,
+    client_environment,
     is_healthy,
+    key_file,
     log_file,
+    make_state_dir,
     migration_environment,
-    prefect_environment,
     record_database,
+    server_environment,
+    server_key,
     start_process,
     state_dir,
     wait_until_healthy,
@@ -41,7 +45,7 @@ from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, write_atomically
 from trinity_core.runlock import one_at_a_time
 
 SETTINGS_FILE = "prefect.toml"
@@ -64,7 +68,7 @@ def up(
     continue. Another `up` or `down` in this folder waits for its end.
     """
     with clear_errors("locking", state_dir(root) / "up.lock", ELSEWHERE):
-        state_dir(root).mkdir(exist_ok=True)
+        make_state_dir(root)
     with _alone(root):
         return _up(root, port, say, restarts, pages)
 
@@ -90,7 +94,7 @@ def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages:
     for page in served:
         page.meanwhile()
         wait_for_page(root, page, state.named(page.name)[0], say)
-    _warn_of_another_server(state.api_url, say)
+    _warn_of_another_server(state, say)
     return state
 
 
@@ -110,16 +114,16 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
     """Start Prefect's server, and make the work pool and all deployments."""
     say(f"Starting the Prefect server on port {port} …")
     is_new = begin_database(root)
-    env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
     start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
-    server = start_process("server", start, env | migration_environment(root), root)
+    env = server_environment(state.api_url, root) | migration_environment(root)
+    server = start_process("server", start, env, root)
     state.add(Process.of("server", server.pid))
     wait_until_healthy(state.api_url, server, log_file("server", root))
     record_database(root, is_new)
     write_settings(root, state.api_url)
     say("Making the work pool and the deployments …")
-    make_pool(state.api_url)
-    _prefect(root, env, "--no-prompt", "deploy", "--all")
+    make_pool(root, state.api_url)
+    _prefect(root, client_environment(state.api_url, root), "--no-prompt", "deploy", "--all")
 
 
 def _start_missing(
@@ -188,15 +192,19 @@ def status(root: Path) -> list[str]:
         for process in state.processes
     ]
     lines += [f"{name:9} {url}" for name, url in state.pages.items()]
-    return [*lines, f"logs      {state_dir(root) / 'log'}"]
+    return [*lines, f"key       {key_file(root)}", f"logs      {state_dir(root) / 'log'}"]
 
 
 def write_settings(root: Path, api_url: str) -> None:
-    """Write the server's address for the `prefect` command in this folder; a user's own file is never changed."""
+    """Write the server's address and key for `prefect` in this folder; a user's own file is never changed."""
     path = root / SETTINGS_FILE
     if path.exists() and not path.read_text().startswith(SETTINGS_NOTE):
-        raise TrinityError(f'{path} is your own: put `url = "{api_url}"` below [api] in it, or move it away.')
-    path.write_text(f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\n')
+        raise TrinityError(
+            f'{path} is your own: move it away, or put `url = "{api_url}"` and `auth_string = "…"`, with what '
+            f"{key_file(root)} holds, below [api] in it."
+        )
+    settings = f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\nauth_string = "{server_key(root)}"\n'
+    write_atomically(path, settings.encode(), mode=0o600)
 
 
 def remove_settings(root: Path) -> None:
@@ -213,11 +221,14 @@ def _remove_notes(root: Path, state: UpState) -> None:
         Path(note).unlink(missing_ok=True)
 
 
-def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
+def _warn_of_another_server(state: UpState, say: Callable[[str], None]) -> None:
     """Warn if PREFECT_API_URL points elsewhere: it takes precedence over our `prefect.toml`."""
     users = os.environ.get("PREFECT_API_URL", "")
-    if users and users.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
-        say(f"warning: `prefect` goes to PREFECT_API_URL={users}, not to {api_url}. First `unset PREFECT_API_URL`.")
+    if users and not state.is_at(users):
+        say(
+            f"warning: `prefect` goes to PREFECT_API_URL={users}, not to {state.api_url}. First "
+            "`unset PREFECT_API_URL`."
+        )
 
 
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
@@ -225,7 +236,7 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again:
 
     With `again` the supervisor restarts those that had begun.
     """
-    with api_client(api_url) as client:
+    with api_client(api_url, server_key(root)) as client:
         if pool_is_shared(client, root):
             return
         for run in unfinished_runs(client):
@@ -244,7 +255,7 @@ def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
     If another folder's worker may own some of the runs, none is ended here: `_stop` sends our own SIGTERM.
     """
     try:
-        with api_client(state.api_url) as client:
+        with api_client(state.api_url, server_key(root)) as client:
             if pool_is_shared(client, root):
                 return
             with pause_pool(client):

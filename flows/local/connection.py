@@ -16,7 +16,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_environment
+from flows.local.server import TemporaryServer, UpState, client_environment, is_healthy, prefect_environment, server_key
 from trinity_core.config import Config, stages
 from trinity_core.config.secrets import without_password
 from trinity_core.errors import TrinityError
@@ -56,14 +56,14 @@ class PrefectConnection:
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
         os.environ.update(prefect_environment(self._root))
-        known = known_server(self._root)
-        if known is None:
+        server = known_server(self._root)
+        if not server:
             self._temporary = TemporaryServer(self._root)
             os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", GIVEN_UP_AFTER)
             self._open.callback(self._temporary.stop)
             self._open.callback(_send_logs)
-            known = self._temporary.api_url
-        os.environ["PREFECT_API_URL"] = known
+            server = client_environment(self._temporary.api_url, self._root)
+        os.environ.update(server)
         return self
 
     def __exit__(
@@ -153,15 +153,15 @@ def require_nobody_asked(config: Config) -> None:
         )
 
 
-def known_server(root: Path | None) -> str | None:
-    """Prefect's API that PREFECT_API_URL names, or else that of `trinity up` here; None without either.
+def known_server(root: Path | None) -> dict[str, str]:
+    """The variables that lead to Prefect's API: the one that PREFECT_API_URL names, or else that of `trinity up` here;
+    none without either.
 
     Raises TrinityError if no server answers at PREFECT_API_URL.
     """
-    api_url = os.environ.get("PREFECT_API_URL")
+    api_url, ours = os.environ.get("PREFECT_API_URL"), UpState.load(root)
     if not api_url:
-        state = UpState.load(root)
-        return state.api_url if state and is_healthy(state.api_url) else None
+        return client_environment(ours.api_url, root) if ours and is_healthy(ours.api_url) else {}
     try:
         urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310 (the user's own address)
     except HTTPError:
@@ -172,7 +172,11 @@ def known_server(root: Path | None) -> str | None:
                 f"No Prefect server answers at PREFECT_API_URL={without_password(api_url)} ({error}). Start it, or "
                 "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
             ) from None
-    return api_url
+    if ours is None:
+        return {"PREFECT_API_URL": api_url}
+    # Prefect would send the key that our `prefect.toml` holds to any server.
+    key = server_key(root) if ours.is_at(api_url) else os.environ.get("PREFECT_API_AUTH_STRING", "")
+    return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": key}
 
 
 def _is_api_fault(error: BaseException) -> bool:

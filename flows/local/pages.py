@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.local.connection import known_server
-from flows.local.server import Process, UpState, answers, log_file, prefect_environment, start_process
+from flows.local.server import (
+    Process,
+    UpState,
+    answers,
+    client_environment,
+    log_file,
+    make_state_dir,
+    prefect_environment,
+    start_process,
+)
 from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
@@ -84,7 +93,7 @@ def _checkpoints(root: Path) -> Path:
 
 def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
     """Replace this process by Studio's server, with the Prefect API of `known_server`; Ctrl-C or SIGTERM ends it."""
-    api_url = known_server(root)
+    server = known_server(root)
     if not port_is_free(port, host):
         raise TrinityError(
             f"Port {port} is in use, maybe by another Studio. Choose another one with `trinity studio --port N`.",
@@ -92,8 +101,9 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
         )
     command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
     command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
-    env = prefect_environment(root) | ({"PREFECT_API_URL": api_url} if api_url else {})
+    env = prefect_environment(root) | server
     with suppress(OSError):  # Prefect makes its home, but no folder above it, and would warn
+        make_state_dir(root)
         Path(env["PREFECT_HOME"]).expanduser().mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
@@ -114,7 +124,7 @@ def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None
     for note, uri in page.notes.items():
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"url": page.url, "uri": uri})
-    env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
+    env = client_environment(state.api_url, root)
     state.add(Process.of(page.name, start_process(page.name, [*page.command], env, root).pid))
     state.pages[page.name] = page.url
     state.notes[:] = sorted({*state.notes, *map(str, page.notes)})

@@ -1,8 +1,8 @@
 """The Prefect server of this machine: a temporary one for `trinity run`, a lasting one with worker for `trinity up`.
 
-Both listen on the loopback interface only and keep their SQLite database in `./.trinity`, so the UI still shows earlier
-runs. This module imports no Prefect: the server starts while everything else is being imported, at hardly any cost in
-time.
+Both listen on the loopback interface only, ask every client for the folder's key, and keep their SQLite database in
+`./.trinity`, so the UI still shows earlier runs. This module imports no Prefect: the server starts while everything
+else is being imported, at hardly any cost in time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
+from secrets import token_urlsafe
 from urllib.request import ProxyHandler, build_opener
 
 import psutil
@@ -27,7 +28,15 @@ import psutil
 from trinity_core.addresses import LOOPBACK
 from trinity_core.children import start_detached
 from trinity_core.errors import TrinityError
-from trinity_core.files import cache_folder, clear_errors, from_record, read_json, temporary_sibling, write_json
+from trinity_core.files import (
+    cache_folder,
+    clear_errors,
+    from_record,
+    read_json,
+    temporary_sibling,
+    write_atomically,
+    write_json,
+)
 from trinity_core.processes import end, family, start_mark, still_runs
 from trinity_core.waits import poll
 
@@ -46,6 +55,37 @@ _HERE = build_opener(ProxyHandler({}))
 def state_dir(root: Path | None = None) -> Path:
     """`./.trinity`: databases, logs and the record of what runs."""
     return (root or Path.cwd()).absolute() / ".trinity"
+
+
+def make_state_dir(root: Path | None = None) -> Path:
+    """`state_dir`, which other accounts may not enter: Prefect's database holds the parameters of runs."""
+    path = state_dir(root)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def key_file(root: Path | None = None) -> Path:
+    """The file that holds the folder's key."""
+    return state_dir(root) / "prefect.key"
+
+
+def server_key(root: Path | None = None) -> str:
+    """What Prefect's servers in this folder ask every client for, as `user:password`; made when it is first needed.
+
+    Whoever may use Prefect's API can run commands as its user. Without a key, every other account of the machine may,
+    and every site that is open in the user's browser.
+    """
+    path = key_file(root)
+    if path.exists():
+        return path.read_text()
+    with clear_errors("writing", path, ELSEWHERE):
+        make_state_dir(root)
+        made = temporary_sibling(path)
+        write_atomically(made, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
+        with suppress(FileExistsError):
+            os.link(made, path)  # not over one that another command has made
+        made.unlink()
+    return path.read_text()
 
 
 def log_file(name: str, root: Path | None = None) -> Path:
@@ -102,9 +142,7 @@ class UpState:
 
     def save(self, root: Path | None = None) -> None:
         """Write the record."""
-        path = state_dir(root) / "up.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, asdict(self))
+        write_json(make_state_dir(root) / "up.json", asdict(self))
 
     @classmethod
     def load(cls, root: Path | None = None) -> UpState | None:
@@ -120,6 +158,10 @@ class UpState:
     def named(self, name: str) -> list[Process]:
         """The processes of that name, at most one."""
         return [process for process in self.processes if process.name == name]
+
+    def is_at(self, api_url: str) -> bool:
+        """True if this address leads to the server."""
+        return api_url.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") == self.api_url
 
     def add(self, process: Process) -> None:
         """Record a process, in the place of the one of its name."""
@@ -147,6 +189,16 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
+
+
+def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
+    """`prefect_environment` for a client of the server of this folder at `api_url`."""
+    return prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": server_key(root)}
+
+
+def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
+    """`client_environment` for that server itself: its services are its clients."""
+    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
 
 
 def _without_proxy() -> dict[str, str]:
@@ -185,6 +237,7 @@ def start_process(
     """`start_detached` with these variables in addition to ours; the output goes to `.trinity/log/<name>.log`."""
     path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
+        make_state_dir(root)
         path.parent.mkdir(parents=True, exist_ok=True)
         return start_detached(command, path, {**os.environ, **env}, root, outlive_us, descriptors)
 
@@ -227,7 +280,7 @@ class TemporaryServer:
 
     def _environment(self, root: Path | None) -> dict[str, str]:
         return {
-            **prefect_environment(root),
+            **server_environment(self.api_url, root),
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
             "PREFECT__SERVER_FINAL": "1",
@@ -245,6 +298,7 @@ def begin_database(root: Path | None = None) -> bool:
         return False
     copy = temporary_sibling(note)
     try:
+        make_state_dir(root)
         note.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_empty_database(), copy)
         os.link(copy, note.with_name("prefect.db"))  # not over one that another command has begun

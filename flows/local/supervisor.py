@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flows.local.server import Process, UpState, log_file, prefect_environment, start_process
+from flows.local.server import Process, UpState, client_environment, log_file, start_process
 from flows.local.worker import (
     crashed_runs,
     end_processes,
@@ -181,7 +181,7 @@ def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -
     """Start the supervisor of the runs that crash after `since`."""
     command = [sys.executable, "-m", __name__, "--api-url", api_url]
     command += ["--since", since.isoformat(), "--restarts", str(restarts)]
-    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
+    env = client_environment(api_url, root)
     return Process.of("supervisor", start_process("supervisor", command, env, root).pid)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from flows.local.server import Process, prefect_environment, start_process
+from flows.local.server import Process, client_environment, server_key, start_process
 from tasks.prefect_api import api_client
 from trinity_core.processes import still_running
 
@@ -45,18 +45,18 @@ def start_worker(root: Path, api_url: str) -> Process:
     """Start Prefect's worker for processes, in its own session."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
-    env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}
+    env = client_environment(api_url, root) | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
     return Process.of("worker", start_process("worker", command, env, root).pid)
 
 
-def make_pool(api_url: str) -> None:
+def make_pool(root: Path, api_url: str) -> None:
     """Create the work pool, whose runs are processes of this machine; an existing one is unpaused."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
     pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template, is_paused=False)
-    with api_client(api_url) as client:
+    with api_client(api_url, server_key(root)) as client:
         client.create_work_pool(pool, overwrite=True)
 
 

@@ -71,13 +71,13 @@ def prefect_api(shared_folder: Path) -> Iterator[str]:
     from prefect.logging.configuration import setup_logging
     from prefect.logging.handlers import APILogWorker
 
-    from flows.local.server import prefect_environment
+    from flows.local.server import client_environment, prefect_environment
 
     root = shared_folder / "prefect"
     root.mkdir(exist_ok=True)
     with (root / "users").open("w") as users, mock.patch.dict(os.environ, prefect_environment(root)):
         fcntl.flock(users, fcntl.LOCK_SH)
-        os.environ["PREFECT_API_URL"] = shared_api(root)
+        os.environ.update(client_environment(shared_api(root), root))
         refresh_global_settings_context()  # other tests' modules may have imported Prefect, which read its settings
         setup_logging()  # else the first flow does, amid a test, and removes the handlers by which that one listens
         yield os.environ["PREFECT_API_URL"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urljoin
 
 from ports import free_port
 
@@ -30,6 +31,7 @@ def prefect_page(api_url: str, folder: Path) -> Iterator[str]:
     """Prefect's page for a server that serves none itself; its address."""
     address = f"http://{LOOPBACK}:{(port := free_port())}"
     settings = {"PREFECT_UI_API_URL": api_url, "PREFECT_UI_ENABLED": "1", "PREFECT_UI_STATIC_DIRECTORY": str(folder)}
+    settings["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"]
     with subprocess.Popen([sys.executable, "-c", SERVE, str(port)], env=os.environ | settings) as server:
         try:
             deadline = time.monotonic() + 2 * SECONDS
@@ -41,12 +43,22 @@ def prefect_page(api_url: str, folder: Path) -> Iterator[str]:
             server.terminate()
 
 
+async def sign_in(page: Page, address: str, key: str) -> None:
+    """Open an address of Prefect's pages after those have got the key, which they ask for once in a browser."""
+    await page.call("Page.navigate", url=urljoin(address, "/login"))
+    await page.fill("document.querySelector('input[type=password]')", key)
+    await page.until("location.pathname !== '/login'", "the key opens Prefect's pages")
+    page.said.clear()  # of the requests without it
+    await page.call("Page.navigate", url=address)
+
+
 async def give_verdicts(address: str, said: Mapping[str, str], folder: Path) -> str:
     """Resume the paused run at this address with verdicts and answers by the titles of their fields.
 
     Returns what the form shows. A picture of it is left in `folder`.
     """
-    async with opened(address, folder, is_ours=False) as page:
+    async with opened("about:blank", folder, is_ours=False) as page:
+        await sign_in(page, address, os.environ["PREFECT_API_AUTH_STRING"])
         await page.click_until(_named("button", "Resume"), "document.querySelector('[role=dialog] textarea')")
         for title, answer in said.items():
             await _fill(page, title, answer)

@@ -17,21 +17,25 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from ports import free_port
 from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from flows.local.connection import PrefectConnection
+from flows.local.connection import PrefectConnection, known_server
 from flows.local.server import (
     Process,
     TemporaryServer,
     UpState,
     begin_database,
+    client_environment,
     is_healthy,
+    key_file,
     migration_environment,
     prefect_environment,
+    server_key,
     state_dir,
 )
 from flows.local.supervisor import SHORT_SECONDS, Supervisor
@@ -101,7 +105,7 @@ def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, mon
     known[0].stop()
     UpState("http://127.0.0.1:1/api", known).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
-    monkeypatch.setattr("flows.local.commands.api_client", lambda api_url: pytest.fail("it is another's"))
+    monkeypatch.setattr("flows.local.commands.api_client", lambda *_: pytest.fail("it is another's"))
     said: list[str] = []
     assert down(tmp_path, said.append)
     assert not said
@@ -262,6 +266,44 @@ def test_up_says_that_prefect_commands_go_to_another_server(
     said: list[str] = []
     up(tmp_path, 4200, said.append)
     assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
+
+
+def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> None:
+    """Neither other accounts of this machine nor sites in a browser, whose runs could be any command."""
+    user, password = os.environ["PREFECT_API_AUTH_STRING"].split(":")
+    answers = [
+        httpx.post(f"{prefect_api}/deployments/filter", json={}, headers=headers, auth=auth, timeout=60).status_code
+        for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"})
+        for auth in (None, (user, "guess"), (user, password))
+    ]
+    assert answers == [401, 401, 200] * 3
+
+
+def test_a_folder_has_one_key_which_only_its_owner_reads(tmp_path: Path) -> None:
+    write_settings(tmp_path, "http://127.0.0.1:1/api")
+    key, kept = server_key(tmp_path), (key_file(tmp_path), tmp_path / SETTINGS_FILE)
+    assert [path.stat().st_mode & 0o777 for path in (state_dir(tmp_path), *kept)] == [0o700, 0o600, 0o600]
+    assert all(key in path.read_text() for path in kept) and server_key(tmp_path) == key
+    assert client_environment("", tmp_path)["PREFECT_API_AUTH_STRING"] == key != server_key(tmp_path / "other")
+
+
+def test_another_server_does_not_get_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even from our `prefect.toml`, if PREFECT_API_URL names it."""
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    ask = (
+        "from prefect.client.orchestration import get_client; print(get_client()._client.headers.get('authorization'))"
+    )
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for host, is_ours in (("127.0.0.1", True), ("localhost", True), ("127.0.0.1", False)):
+            own = f"http://127.0.0.1:{server.server_port}/api"
+            UpState(own if is_ours else "http://127.0.0.1:1/api", []).save(tmp_path)
+            write_settings(tmp_path, own)
+            monkeypatch.setenv("PREFECT_API_URL", f"http://{host}:{server.server_port}/api")
+            env = os.environ | known_server(tmp_path)
+            said = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=env, capture_output=True, text=True)
+            assert (said.stdout != "None\n") == is_ours, said.stderr
+        server.shutdown()
 
 
 def full_disk(handle: int) -> None:
@@ -512,7 +554,7 @@ def test_a_command_that_a_signal_ends_promises_a_resume_only_where_there_is_one(
         if manifest:
             (folder / MANIFEST).write_text(manifest)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
-    monkeypatch.setattr("flows.local.connection.known_server", lambda _: "http://127.0.0.1:1/api")
+    monkeypatch.setattr("flows.local.connection.known_server", lambda _: {"PREFECT_API_URL": "http://127.0.0.1:1/api"})
     monkeypatch.setattr("flows.local.connection.prefect_environment", lambda _: {})
     monkeypatch.setattr("flows.loaded.run_flow", interrupted)
     monkeypatch.setattr("trinity_core.checkpoints.commit.READ_SECONDS", 0.0)

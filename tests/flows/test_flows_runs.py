@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,7 +235,8 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
 def kinds_of_inputs(api_url: str) -> set[str]:
     """Where the arguments of all task runs come from. Prefect's page lists no task at all if one has a flow run's
     result among them ("Invalid TaskInputResponse", PrefectHQ/prefect 18680)."""
-    with httpx.Client(base_url=f"{api_url}/", timeout=60) as client:
+    user, password = os.environ["PREFECT_API_AUTH_STRING"].split(":")
+    with httpx.Client(base_url=f"{api_url}/", timeout=60, auth=(user, password)) as client:
         tasks = client.post("task_runs/filter", json={"limit": 200, "sort": "EXPECTED_START_TIME_DESC"}).json()
     assert tasks
     return {one["input_type"] for task in tasks for inputs in task["task_inputs"].values() for one in inputs}

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
-from urllib.request import urlopen
 
 import httpx
 import psutil
@@ -28,9 +27,11 @@ import yaml
 from chaos.comparing import first_difference
 from chaos.killing import LONGEST_ATTEMPT, ChaosRun, Kill
 from chaos.pipeline import SAVE_INTERVAL, STEPS, WARM_UP_STEPS, pipeline
+from judging import sign_in
 from ports import free_port
 from studio_browser import opened, person_at
 
+from flows.local.server import server_key
 from trinity_core.checkpoints.convert import convert_all
 from trinity_core.checkpoints.huggingface import tensors_sha256
 from trinity_core.checkpoints.resume import latest_whole
@@ -92,9 +93,19 @@ class Deployed(ChaosRun):
 
     def flow_run(self) -> dict[str, Any]:
         """The attacked flow run, as the UI shows it."""
-        with urlopen(f"{self.up()['api_url']}/flow_runs/{self.run_id}", timeout=30) as answer:
-            flow_run: dict[str, Any] = json.load(answer)
-            return flow_run
+        flow_run: dict[str, Any] = self.ask("GET", f"flow_runs/{self.run_id}")
+        return flow_run
+
+    @property
+    def key(self) -> str:
+        """Of Prefect's API."""
+        return server_key(self.root)
+
+    def ask(self, method: str, path: str, **options: Any) -> Any:
+        """What Prefect's API answers."""
+        user, password = self.key.split(":")
+        url = f"{self.up()['api_url']}/{path}"
+        return httpx.request(method, url, auth=(user, password), timeout=60, **options).raise_for_status().json()
 
     def flows(self) -> list[psutil.Process]:
         """The process in which a flow runs, once it has started Ray."""
@@ -151,7 +162,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
 
 def test_every_flow_of_the_project_is_deployed(deployed: Deployed) -> None:
     """A run of it works in the project's folder, where no flow's file is."""
-    listed = httpx.post(f"{deployed.up()['api_url']}/deployments/filter", json={}, timeout=60).json()
+    listed = deployed.ask("POST", "deployments/filter", json={})
     named = yaml.safe_load((deployed.root / "prefect.yaml").read_text())["deployments"]
     assert sorted((one["name"], one["entrypoint"]) for one in listed) == sorted(
         (one["name"], one["entrypoint"]) for one in named
@@ -222,6 +233,7 @@ def test_prefect_lists_the_tasks_of_a_pipeline(survivor: Deployed, tmp_path: Pat
 
     async def look() -> None:
         async with opened("about:blank", tmp_path) as page:
+            await sign_in(page, prefect, survivor.key)
             for path in (f"/runs/flow-run/{survivor.run_id}", "/runs"):
                 await page.call("Page.navigate", url=prefect + path)
                 await page.until(f"!!{tab}", path)
@@ -230,14 +242,26 @@ def test_prefect_lists_the_tasks_of_a_pipeline(survivor: Deployed, tmp_path: Pat
     asyncio.run(look())
 
 
+def test_only_who_has_the_key_reaches_prefect(deployed: Deployed) -> None:
+    """A run may be any command: neither other accounts of this machine nor sites in a browser may start one."""
+    url = f"{deployed.up()['api_url']}/deployments/filter"
+    for headers in ({}, {"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        assert httpx.post(url, json={}, headers=headers, timeout=60).status_code == 401
+    assert deployed.ask("POST", "deployments/filter", json={})
+    assert "rft/gsm8k" in deployed.call("prefect", "deployment", "ls"), "as a user types it"
+    kept = {name: (deployed.root / name).stat().st_mode & 0o777 for name in (".trinity", "prefect.toml")}
+    assert kept == {".trinity": 0o700, "prefect.toml": 0o600}
+
+
 def test_the_form_of_a_run_is_empty(deployed: Deployed, tmp_path: Path) -> None:
     """Prefect's, in a browser: a field for each setting that is not given."""
     api = deployed.up()["api_url"]
-    with urlopen(f"{api}/deployments/name/rft/gsm8k", timeout=30) as answer:
-        form = f"{api.removesuffix('/api')}/deployments/deployment/{json.load(answer)['id']}/run"
+    deployment = deployed.ask("GET", "deployments/name/rft/gsm8k")["id"]
+    form = f"{api.removesuffix('/api')}/deployments/deployment/{deployment}/run"
 
     async def look() -> None:
-        async with person_at(form, tmp_path) as person:
+        async with person_at("about:blank", tmp_path) as person:
+            await sign_in(person.page, form, deployed.key)
             await person.page.until("document.body?.innerText.includes('Validate parameters')")
             assert "None" not in await person.page.text("body")
 
@@ -331,10 +355,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
 def states_of(here: Deployed, name: str) -> set[str]:
     """The states of a run's flows and of all their tasks."""
     runs = {"flow_runs": {"tags": {"all_": [f"name:{name}"]}}}
-    api = here.up()["api_url"]
-    flows, tasks = (
-        httpx.post(f"{api}/{kind}/filter", json=runs, timeout=60).json() for kind in ("flow_runs", "task_runs")
-    )
+    flows, tasks = (here.ask("POST", f"{kind}/filter", json=runs) for kind in ("flow_runs", "task_runs"))
     assert flows and tasks
     return {one["state_type"] for one in (*flows, *tasks)}
 

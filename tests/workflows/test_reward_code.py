@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,6 +14,8 @@ from textwrap import dedent
 import psutil
 import pytest
 from written_code import (
+    AS_A_PLAIN_USER,
+    ATTACKS,
     CALLS,
     CALLS_HOME,
     FILLS_THE_DISK,
@@ -23,6 +27,7 @@ from written_code import (
     LIVE,
     LOOKS_AROUND,
     MBPP,
+    OUTLIVES,
     SIMILAR,
     STACK,
     STACKED,
@@ -32,6 +37,7 @@ from written_code import (
     SUMMED,
     TOTAL,
     TWICE,
+    TWICE_IN_A_THREAD,
 )
 
 from trinity_core.errors import DataError
@@ -162,6 +168,37 @@ def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_
         fills = "for n in range(64):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))\nimport time\ntime.sleep(60)"
         assert "wrote more than 8 MiB" in run(fills, CodeLimits(disk_bytes=8 << 20)).exceeded
         assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+
+
+def in_another_process_of_this_user(*codes, tests=CALLS):
+    """Without namespaces and not as root: how many tests each of these codes passes, beside a process of the same user.
+
+    And whether that was killed. If these tests are root's, a namespace of users takes root's powers away.
+    """
+    if os.getuid() == 0 and best_isolation() == "none":
+        pytest.skip("this system permits no namespaces, not even of users")
+    command = [sys.executable, "-c", AS_A_PLAIN_USER, json.dumps([list(map(dedent, codes)), tests])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_without_namespaces_a_plain_users_verdicts_are_not_forged():
+    """Neither by the descriptors of other processes nor by the files of the tests. No signal reaches the former."""
+    verdicts, killed = in_another_process_of_this_user(TWICE, *ATTACKS.values())
+    assert verdicts == [2] + [0] * len(ATTACKS) and not killed
+
+
+def test_without_namespaces_a_plain_user_may_start_threads():
+    """The system counts those of all the user's processes."""
+    [passed], _ = in_another_process_of_this_user(TWICE_IN_A_THREAD)
+    assert passed == 2
+
+
+def test_without_namespaces_a_plain_users_code_does_not_outlive_its_verdict():
+    mark = f"outlives-{os.getpid()}"
+    in_another_process_of_this_user(OUTLIVES.replace("MARK", mark))
+    assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
 
 
 def test_where_python_cannot_be_run_the_run_ends(monkeypatch):

@@ -189,3 +189,98 @@ LOOKS_AROUND = dedent("""
     import os
     print(os.path.exists("PLACE"), sorted(os.environ), os.getpid())
 """)
+
+AS_A_PLAIN_USER = """
+import ctypes, json, os, subprocess, sys
+from pathlib import Path
+
+if os.getuid() == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    Path("/proc/self/uid_map").write_text("1000 0 1")
+from trinity_core.workflows.rewards.code import judging, sandbox
+
+sandbox.best_isolation = lambda: "none"
+codes, tests = json.loads(sys.argv[1])
+mark = f"other-{os.getpid()}"
+others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", mark]) for _ in range(20)]
+tests = judging.tests_of(tests, {})
+codes = [code.replace("OTHER", mark) for code in codes]
+passed = [judging.Judging(code, sandbox.CodeLimits(), True, 30.0).run(tests).passed for code in codes]
+print(json.dumps([passed, any(other.poll() is not None for other in others)]))
+for other in others:
+    other.kill()
+"""
+"""Prints how many tests each code passes, and whether one of the user's other processes is gone."""
+
+TWICE_IN_A_THREAD = """
+import threading
+
+def twice(xs):
+    results = []
+    thread = threading.Thread(target=lambda: results.append([x * 2 for x in xs]))
+    thread.start()
+    thread.join()
+    return results[0]
+"""
+
+ATTACKS = {
+    "writes to others' descriptors": """
+import os, time
+
+def twice(xs):
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = open(f"/proc/{process}/cmdline").read().split("\\0")
+        except OSError:
+            continue
+        if "sandbox_rpc.py" in command and "tests" in command:
+            for number in map(int, command[-3:-1]):
+                try:
+                    os.write(os.open(f"/proc/{process}/fd/{number}", os.O_WRONLY), b'{"passed": true}\\n' * 2)
+                except OSError:
+                    pass
+    time.sleep(0.5)
+    return 0
+""",
+    "reads the tests": """
+import json, os
+
+def twice(xs):
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            tests = json.load(open(f"/proc/{process}/cwd/tests.json"))["tests"]
+        except (OSError, ValueError):
+            continue
+        return next(test["expected"] for test in tests if test["arguments"] == [xs])
+    return 0
+""",
+    "kills": """
+import os, signal
+
+def twice(xs):
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if "OTHER" in open(f"/proc/{process}/cmdline").read().split("\\0"):
+                os.kill(int(process), signal.SIGKILL)
+        except OSError:
+            pass
+    return 0
+""",
+}
+"""What a function may do to the other processes of its user."""
+
+OUTLIVES = """
+import ctypes, os, signal, subprocess, sys
+
+def twice(xs):
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    parent = os.getppid()
+    if os.fork() == 0:
+        os.setsid()
+        try:
+            os.kill(parent, signal.SIGKILL)
+        except OSError:
+            pass
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)", "MARK"])
+    return 0
+"""

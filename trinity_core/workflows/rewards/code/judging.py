@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import sandbox_rpc
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
+    START_SECONDS,
     CodeLimits,
     Sandbox,
     SandboxFailed,
@@ -189,10 +189,9 @@ class Judging:
     def _functions(self, tests: Sequence[dict[str, Any]], setup: str, counts: Outcomes) -> int:
         """Run tests until one ends the answer's process, at most all; how many were decided."""
         with ExitStack() as stack:
-            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
-            verdicts, writable = os.pipe()
-            reading = stack.enter_context(os.fdopen(verdicts, "rb"))
-            writing = stack.enter_context(os.fdopen(writable, "wb"))
+            ours, theirs, judge, tested = (
+                stack.enter_context(end) for pair in (socket.socketpair(), socket.socketpair()) for end in pair
+            )
             answer = Sandbox(
                 {"solution.py": self.code, "sandbox_rpc.py": RPC_SOURCE},
                 python("sandbox_rpc.py", "answer", str(theirs.fileno())),
@@ -200,23 +199,29 @@ class Judging:
                 descriptors=[theirs.fileno()],
             )
             tester = Sandbox(
-                {"tests.json": json.dumps({"setup": setup, "tests": tests}), "sandbox_rpc.py": RPC_SOURCE},
-                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(writable)),
+                {"sandbox_rpc.py": RPC_SOURCE},
+                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(tested.fileno())),
                 replace(self.limits, seconds=2 * self.total_seconds + self.limits.seconds),
-                descriptors=[ours.fileno(), writable],
+                descriptors=[ours.fileno(), tested.fileno()],
             )
+            stack.enter_context(tester)  # first: it closes itself to others before the answer's code runs
             stack.enter_context(answer)
-            stack.enter_context(tester)
-            for end in (ours, theirs, writing):
+            for end in (ours, theirs, tested):
                 end.close()
-            return self._read(reading.fileno(), answer, tester, len(tests), counts)
+            judge.settimeout(START_SECONDS)
+            with suppress(OSError):  # the process of the tests has ended, which is seen below
+                judge.sendall(json.dumps({"setup": setup, "tests": tests}).encode() + b"\n")
+            return self._read(judge, answer, tester, len(tests), counts)
 
-    def _read(self, verdicts: int, answer: Sandbox, tester: Sandbox, count: int, counts: Outcomes) -> int:
+    def _read(self, judge: socket.socket, answer: Sandbox, tester: Sandbox, count: int, counts: Outcomes) -> int:
         """Read verdicts until all are there, one is enough, or there will be no more."""
         text, done = b"", 0
         while done < count and not self._is_decided(counts):
-            if is_readable(verdicts, LOOK_SECONDS):
-                piece = os.read(verdicts, 1 << 16)
+            if is_readable(judge.fileno(), LOOK_SECONDS):
+                try:
+                    piece = judge.recv(1 << 16)
+                except ConnectionResetError:  # it ended before it had read its tests
+                    piece = b""
                 if not piece:
                     return self._silent(tester, counts, done)
                 *lines, text = (text + piece).split(b"\n")

@@ -15,6 +15,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,20 @@ DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
 FILTERED = 2
 """`PR_SET_SECCOMP`: calls of the system are judged by a filter."""
-UNCOUNTED = {"x86_64": (0xC000003E, (29, 68, 319, 447)), "aarch64": (0xC00000B7, (194, 186, 279, 447))}
-"""Machine → its number in filters (`AUDIT_ARCH`), and its calls `shmget`, `msgget`, `memfd_create` and `memfd_secret`:
-what they hold is nobody's resident memory, so no limit counts it."""
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""Machine → its number in filters (`AUDIT_ARCH`)."""
+UNCOUNTED = {"x86_64": (29, 68, 319, 447), "aarch64": (194, 186, 279, 447)}
+"""Its calls `shmget`, `msgget`, `memfd_create` and `memfd_secret`: what they hold is nobody's resident memory, so no
+limit counts it."""
+REACHING = {
+    "x86_64": (62, 200, 234, 129, 297, 424, 101, 310, 311, 438),
+    "aarch64": (129, 130, 131, 138, 240, 424, 117, 270, 271, 438),
+}
+"""Its calls `kill`, `tkill`, `tgkill`, `rt_sigqueueinfo`, `rt_tgsigqueueinfo`, `pidfd_send_signal`, `ptrace`,
+`process_vm_readv`, `process_vm_writev` and `pidfd_getfd`: by these a program would reach the other processes of its
+user, such as the one that judges it."""
+SPARE_THREADS = 1024
+"""Threads that other processes of the same user may start while a program runs."""
 DEVICES = ("null", "zero", "random", "urandom")
 WORK = "sandbox"
 """Where the program runs, in the sandbox."""
@@ -74,7 +86,7 @@ def _run(settings: dict[str, Any]) -> None:
     os.chdir(folder)
     if not uid:
         _become(settings["uid"], folder)
-    _limit(settings)
+    _limit(settings, shares_user=not alone and uid > 0)
     os.execve(settings["command"][0], settings["command"], settings["environment"])  # noqa: S606 - no shell
 
 
@@ -139,16 +151,28 @@ def _become(uid: int, folder: str) -> None:
     os.setuid(uid)
 
 
-def _limit(settings: dict[str, Any]) -> None:
+def _limit(settings: dict[str, Any], shares_user: bool) -> None:
     for number in range(64):
         LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)
     _check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _refuse_uncounted()
+    _refuse((UNCOUNTED, REACHING) if shares_user else (UNCOUNTED,))
     for name, value in settings["limits"].items():
         kind = getattr(resource, name)
+        if shares_user and kind == resource.RLIMIT_NPROC:  # the system counts threads, and those of the whole user
+            value += _threads_of(os.getuid()) + SPARE_THREADS
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(kind, (value, value))
+
+
+def _threads_of(uid: int) -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            count += len([*Path(process, "task").iterdir()]) if process.stat().st_uid == uid else 0
+        except OSError:  # it has ended
+            continue
+    return count
 
 
 class _Filter(ctypes.Structure):
@@ -157,11 +181,12 @@ class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
 
 
-def _refuse_uncounted() -> None:
-    """Let calls in `UNCOUNTED`, and those of another machine's conventions, fail with EPERM (Linux' seccomp)."""
-    if os.uname().machine not in UNCOUNTED:
+def _refuse(tables: Sequence[Mapping[str, Sequence[int]]]) -> None:
+    """Let the calls of these tables, and those of another machine's conventions, fail with EPERM (Linux' seccomp)."""
+    if os.uname().machine not in MACHINES:
         return
-    machine, calls = UNCOUNTED[os.uname().machine]
+    machine = MACHINES[os.uname().machine]
+    calls = [call for table in tables for call in table[os.uname().machine]]
     load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
     steps = [
         (load, 0, 0, 4),

@@ -1,7 +1,8 @@
 """Running model-written programs: in namespaces of their own where the system permits it, under limits everywhere.
 
 Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
-and read files, which the process that runs it logs once.
+and read files, which the process that runs it logs once. If that is not root's, both are of one user: the program can
+neither send signals to the user's processes nor look into their memory, but it can write the user's files.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ FIRST_UID = 1 << 20
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
 """Time for a sandbox to begin; 30 ms on quiet cores."""
+LEFT_SECONDS = 2.0
+"""Time for the launcher to end what a killed program has left."""
 BUSY = 10
 """A lone program that waits for a CPU may take this many times its limit; then the machine is too busy to judge."""
 
@@ -128,8 +131,10 @@ class Sandbox:
         for member in self._members():
             with suppress(psutil.NoSuchProcess):
                 member.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LEFT_SECONDS)  # the launcher ends what they have left
         try:
-            self._child.kill(daemons=False)  # a sandbox is left by nobody
+            self._child.kill(daemons=False)
         except subprocess.TimeoutExpired:
             raise SandboxFailed("a killed program does not end") from None
         for place in self._places:
@@ -239,7 +244,10 @@ def best_isolation() -> str:
     except SandboxFailed as failed:
         log.warning(
             "this system permits no namespaces: code that a model wrote runs under limits of time, memory, files and "
-            "processes, but can reach the network and read files (%s)",
+            "processes, but can reach the network and read files%s (%s)",
+            " and write yours, which may forge verdicts: run as root, or where namespaces are permitted"
+            if os.geteuid()
+            else "",
             failed,
         )
         _require_python()

@@ -1,9 +1,11 @@
 """Runs in the sandboxes, as a script: an answer's functions on one side, tests that call them on the other.
 
-`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD VERDICTS` runs the tests of
-`tests.json` and writes a verdict for each. Only plain data crosses between them, as JSON: numbers, texts, lists,
-tuples, sets, dicts, bytes, and the standard library's dates, times, fractions, decimals, ranges and deques. Everything
-else stays where it is and is known by a number, so no comparison that decides a verdict ever runs an answer's code.
+`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD JUDGE` takes the tests from
+the socket JUDGE and writes a verdict for each to it. It is closed to other processes of its user, and no file holds
+tests or verdicts, so an answer can neither read the former nor write the latter. Only plain data crosses between answer
+and tests, as JSON: numbers, texts, lists, tuples, sets, dicts, bytes, and the standard library's dates, times,
+fractions, decimals, ranges and deques. Everything else stays where it is and is known by a number, so no comparison
+that decides a verdict ever runs an answer's code.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import ast
 import builtins
 import json
 import math
-import os
 import socket
 import sys
 import types
@@ -24,6 +25,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+PR_SET_DUMPABLE = 4
 MAX_MESSAGE = 64 << 20
 SCALARS = (bool, int, float, str, type(None))
 KEYS: type = type({}.keys())
@@ -122,9 +124,9 @@ class Line:
         self._file.write(message.encode() + b"\n")
         self._file.flush()
 
-    def receive(self) -> Any:
-        """The next message. Raises EOFError at the end."""
-        line = self._file.readline(MAX_MESSAGE)
+    def receive(self, most: int = MAX_MESSAGE) -> Any:
+        """The next message, of `most` bytes (-1: any number). Raises EOFError at the end."""
+        line = self._file.readline(most)
         if not line.endswith(b"\n"):
             raise EOFError
         return json.loads(line)
@@ -314,9 +316,8 @@ def _loaded(path: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def run_tests(answer: RemoteAnswer, say: Callable[[dict[str, Any]], None]) -> None:
+def run_tests(answer: RemoteAnswer, tests: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Run the tests one after another, and say of each whether it passed."""
-    tests = json.loads(Path("tests.json").read_text(encoding="utf-8"))
     sys.modules["solution"] = _AnswerModule(answer)
     for test in tests["tests"]:
         passed, error = tried(lambda: _passes(answer, tests["setup"], test))  # noqa: B023 - called at once
@@ -399,8 +400,11 @@ def main() -> None:
     if side == "answer":
         serve(line)
         return
-    with os.fdopen(int(sys.argv[3]), "w", buffering=1) as verdicts:
-        run_tests(RemoteAnswer(line), lambda verdict: print(json.dumps(verdict), file=verdicts))
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    judge = Line(int(sys.argv[3]))
+    run_tests(RemoteAnswer(line), judge.receive(most=-1), lambda verdict: judge.send(json.dumps(verdict)))
 
 
 if __name__ == "__main__":
