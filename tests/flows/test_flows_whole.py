@@ -44,8 +44,8 @@ ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 KILLED_AT = SAVE_INTERVAL + 1
 SETTINGS = ("monitor.monitor_type=mlflow", "explorer.eval_on_startup=false")
-RAY_AGENTS = {"ray::RuntimeEnvAgent"}
-"""It tries for a minute to tell a Ray that is no more of its end, and then goes."""
+RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+"""They try for a minute to tell a Ray that is no more of its end, and then go."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost, WeightSource
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.runtime import actors, ray_agent, ray_worker
+from trinity_core.runtime import actors, ray_worker
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
@@ -278,24 +278,6 @@ def test_a_worker_has_its_variables_before_ray_is_imported(tmp_path: Path) -> No
     assert "json" in done.stderr and "ray" not in {line.split()[-1] for line in done.stderr.splitlines()}
 
 
-def test_our_agent_says_what_rays_own_says_without_a_dashboard(tmp_path: Path) -> None:
-    from ray import _raylet
-
-    names = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN")
-    for name in names:
-        _raylet.persist_port(str(tmp_path), node := "a" * 56, getattr(_raylet, f"{name}_PORT_NAME"), -1)
-    theirs = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    for path in tmp_path.iterdir():
-        path.unlink()
-    command = [sys.executable, ray_agent.__file__, f"--node-id={node}", "--head", f"--session-dir={tmp_path}"]
-    with subprocess.Popen(command) as agent:
-        try:
-            assert any({path.name for path in tmp_path.iterdir()} == theirs.keys() for _ in poll(60))
-            assert {path.name: path.read_text() for path in tmp_path.iterdir()} == theirs
-        finally:
-            agent.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +352,7 @@ def test_our_ray_listens_on_the_loopback_interface_only(
             pytest.fail(f"the late one's have not gone: {names}")
         assert f"started again: {late}" in caplog.text
         commands = " ".join(command_line(process) for process in family)
-        assert "raylet" in commands and "monitor.py" not in commands and "ray::DashboardAgent" not in names
+        assert "raylet" in commands and "monitor.py" not in commands
         places = {(process.name(), end.laddr.ip) for process in family for end in listening(process)}
     finally:
         cluster.close()

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,8 +34,6 @@ KEPT_AT = "~/.ray/auth_token"
 """Where Ray keeps its token."""
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
-AGENT = "--dashboard_agent_command="
-"""The argument of a raylet with the command of the dashboard's agent."""
 AGENT_SECONDS = 180
 """Time for Ray's agents to start: on a busy machine its own 15 s are too few."""
 STARTS = 3
@@ -168,7 +165,7 @@ def _as_ours() -> Iterator[None]:
     """Within the block Ray starts for this machine and this run alone, which `ray.init` has no settings for."""
     from ray._private import parameter, ray_constants, services, utils
 
-    in_group = partial(_popen, services.ConsolePopen)
+    in_group = partial(services.ConsolePopen, process_group=0)
     params: Any = parameter.RayParams
     launcher = str(Path(__file__).with_name("ray_worker.py"))
     light = partial(params, no_monitor=True, include_log_monitor=False, setup_worker_path=launcher)
@@ -180,24 +177,12 @@ def _as_ours() -> Iterator[None]:
         _replaced(services, "ConsolePopen", in_group),
         # The autoscaler has no nodes to add, the log monitor reads workers' logs for drivers with `log_to_driver`, and
         # the dashboard gathers what a page that is not served would show: two seconds of a core, and looks at logs and
-        # processes for ever.
+        # processes for ever. The dashboard's agent stays, as a node must have one, but is told that it lacks libraries.
         _replaced(parameter, "RayParams", light),
         _replaced(services, "start_api_server", lambda *_, **__: (None, None)),
-        _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),  # else its libraries are imported
+        _replaced(utils, "get_dashboard_dependency_error", lambda: "not wanted"),
     ):
         yield
-
-
-def _popen(popen: type[subprocess.Popen[bytes]], command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program of Ray in a group of its own; the raylet with our agent in place of the dashboard's."""
-    import ray
-
-    theirs, ours = (
-        subprocess.list2cmdline([str(path)])
-        for path in (Path(ray.__file__).parent / "dashboard" / "agent.py", Path(__file__).with_name("ray_agent.py"))
-    )
-    command = [word.replace(theirs, ours) if word.startswith(AGENT) else word for word in command]
-    return popen(command, process_group=0, **options)
 
 
 @contextmanager
