@@ -75,7 +75,8 @@ def free_memory(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 def allow_open_files() -> None:
     """Raise this process's limit of open files as far as it may."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):  # a system may allow less than the limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:

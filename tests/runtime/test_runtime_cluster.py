@@ -65,11 +65,13 @@ def test_kept_actors_are_reused_if_they_fit_or_else_end(monkeypatch: pytest.Monk
 def test_an_explorer_sets_its_variables_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be keys, and Ray writes an actor's variables to a log that everybody can read."""
     monkeypatch.setenv("JUDGE_API_KEY", "another")
-    config = small_config(explorer={"env_vars": {"JUDGE_API_KEY": "hunter2"}})
+    monkeypatch.setenv("PYTHONPATH", "")
+    config = small_config(explorer={"env_vars": {"JUDGE_API_KEY": "hunter2", "PYTHONPATH": "helpers"}})
     variables: dict[str, str] = {}
     cluster: Any = SimpleNamespace(actor=lambda *_, env, **__: variables.update(env))
     Actors(cluster, config, place(config, Machine(1, 0))).start_explorer([], [])
-    assert variables and "JUDGE_API_KEY" not in variables
+    assert variables["PYTHONPATH"] == "helpers", "which Python reads as it starts"
+    assert "JUDGE_API_KEY" not in variables
     Explorer(config, [])
     assert os.environ["JUDGE_API_KEY"] == "hunter2"
 

@@ -89,7 +89,7 @@ def test_explorer_with_a_rewound_version_is_refused(store):
 
 
 def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
-    """The explorer of a killed run calls `waiting` or `finished` after the next run has rewound the store."""
+    """The explorer of a killed run calls `mark_waiting` or `mark_finished` after the next run has rewound the store."""
     on_policy(store, 1, 3, {})
     store.rewind(2)
     for report in (lambda: store.mark_waiting("e", 3), lambda: store.mark_finished("e")):

@@ -32,7 +32,7 @@ from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, rollout_files, save_rollouts, traces_dir
 from trinity_core.tracking.scores import latest_scores
-from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, full_names
+from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, Writer, full_names
 from trinity_core.waits import poll
 
 
@@ -214,6 +214,12 @@ def test_latest_checkpoint_file_is_not_read(tmp_path: Path, left: str | None) ->
 def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
     with raising(TrinityError, key="monitor.monitor_type"):
         open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
+
+
+def test_a_monitor_of_another_base_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MONITORS, "own", lambda info, root: object())
+    with raising(TrinityError, key="monitor.monitor_type"):
+        open_writer("own", RunInfo("p", "n", tmp_path), tmp_path)
 
 
 def test_metric_names_differ_between_sources() -> None:

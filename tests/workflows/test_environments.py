@@ -222,9 +222,15 @@ def test_an_environment_without_a_method_is_refused_before_the_run(monkeypatch):
 
         step = reset
 
+    class Wrapper(Half):
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
     monkeypatch.setitem(ENVIRONMENTS, "half", Half)
+    monkeypatch.setitem(ENVIRONMENTS, "wrapper", Wrapper)
     with pytest.raises(ValueError, match="tools, close"):
         EnvArguments.model_validate({"environment": "half"})
+    EnvArguments.model_validate({"environment": "wrapper"})
 
 
 def test_a_missing_package_is_named(monkeypatch):

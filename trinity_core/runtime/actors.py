@@ -45,6 +45,9 @@ KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 Micro-batches differ in size, so hardly any is needed again: PPO on a model of 1 million parameters grew by 130 MiB a
 step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
 
+READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
+"""Variables that Python and the loader read as a process starts. No secrets."""
+
 
 @dataclass(frozen=True)
 class Actors:
@@ -96,7 +99,8 @@ class Actors:
 
         config, name = self.config, actor_prefix(self.config)
         # Its own `env_vars` may be keys: Ray writes the variables that it is given to a log that everybody can read.
-        env, where = log_environment(config, name), self.placement.nodes.first()
+        own, where = config.explorer.env_vars, self.placement.nodes.first()
+        env = log_environment(config, name) | {key: own[key] for key in READ_AT_START if key in own}
         return self.cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
     def start_trainers(self) -> list[Any]:

@@ -52,7 +52,7 @@ def open_run_store(config: Config) -> ExperienceStore:
 
 @contextmanager
 def present(note: Callable[[], object], who: str) -> Iterator[None]:
-    """Within this context `note` (see `ExperienceStore.seen`) is called at once and then every few seconds.
+    """Within this context `note` (see `ExperienceStore.mark_seen`) is called at once and then every few seconds.
 
     Its faults are logged: a store that is away for a while ends nobody's work.
     """

@@ -65,7 +65,14 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
     monitor = MONITORS[monitor_type]
     model = MONITORS.arguments(monitor, monitor_type)
     args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
-    return monitor(info, checkpoint_root_dir, **args)
+    writer = monitor(info, checkpoint_root_dir, **args)
+    if not isinstance(writer, Writer):
+        raise TrinityError(
+            f"monitor '{monitor_type}' makes a {type(writer).__name__}, which is no "
+            "trinity_core.tracking.writers.Writer: derive its class from that one.",
+            key="monitor.monitor_type",
+        )
+    return writer
 
 
 MOST_TRACES = 50

@@ -105,7 +105,8 @@ class EnvArguments(Arguments):
     def _known(self) -> Self:
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
-            if absent := [name for name in METHODS if isinstance(kind, type) and not hasattr(kind, name)]:
+            is_fixed = isinstance(kind, type) and not hasattr(kind, "__getattr__")  # a wrapper has those of another
+            if absent := [name for name in METHODS if is_fixed and not hasattr(kind, name)]:
                 raise InputError(
                     f"environment '{self.environment}' has no method {', '.join(absent)}", key="environment"
                 )
