@@ -32,14 +32,15 @@ def ending_on_sigterm() -> Iterator[None]:
 
     During a flow Prefect handles it: the flow saves and ends its actors. Then Prefect sends the signal once more, to
     the handler that stood before its own; with Python's default the process would go and leave Ray behind. Further
-    signals do not disturb the closing. A terminal that is closed (SIGHUP) counts as SIGTERM, except under `nohup`.
+    signals do not disturb the closing. A terminal that is closed (SIGHUP) counts as SIGTERM, except under `nohup`;
+    once, although a shell and then the kernel each send it: Prefect would take the second for the wish to end unsaved.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before, hangup = signal.signal(signal.SIGTERM, _end), signal.getsignal(signal.SIGHUP)
     if hangup is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
+        signal.signal(signal.SIGHUP, _hang_up)
     try:
         yield
     finally:
@@ -50,6 +51,11 @@ def ending_on_sigterm() -> Iterator[None]:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(TERMINATED)
+
+
+def _hang_up(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _open_outputs() -> None:

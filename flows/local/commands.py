@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
@@ -199,12 +200,23 @@ def write_settings(root: Path, api_url: str) -> None:
     """Write the server's address and key for `prefect` in this folder; a user's own file is never changed."""
     path = root / SETTINGS_FILE
     if path.exists() and not path.read_text().startswith(SETTINGS_NOTE):
+        if _names_server(path, api_url, server_key(root)):
+            return
         raise TrinityError(
             f'{path} is your own: move it away, or put `url = "{api_url}"` and `auth_string = "…"`, with what '
             f"{key_file(root)} holds, below [api] in it."
         )
     settings = f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\nauth_string = "{server_key(root)}"\n'
     write_atomically(path, settings.encode(), mode=0o600)
+
+
+def _names_server(path: Path, api_url: str, key: str) -> bool:
+    """True if a user's own settings of Prefect lead to this server."""
+    try:
+        api = tomllib.loads(path.read_text()).get("api", {})
+    except tomllib.TOMLDecodeError:
+        return False
+    return (api.get("url"), api.get("auth_string")) == (api_url, key)
 
 
 def remove_settings(root: Path) -> None:
@@ -222,12 +234,12 @@ def _remove_notes(root: Path, state: UpState) -> None:
 
 
 def _warn_of_another_server(state: UpState, say: Callable[[str], None]) -> None:
-    """Warn if PREFECT_API_URL points elsewhere: it takes precedence over our `prefect.toml`."""
+    """Warn if PREFECT_API_URL points elsewhere: it takes precedence over our `prefect.toml`, but for the key."""
     users = os.environ.get("PREFECT_API_URL", "")
     if users and not state.is_at(users):
         say(
-            f"warning: `prefect` goes to PREFECT_API_URL={users}, not to {state.api_url}. First "
-            "`unset PREFECT_API_URL`."
+            f"warning: `prefect` in this folder goes to PREFECT_API_URL={users}, not to {state.api_url}, and sends it "
+            "this folder's key. First `unset PREFECT_API_URL`, or `export PREFECT_API_AUTH_STRING=` for that server."
         )
 
 

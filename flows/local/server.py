@@ -38,6 +38,7 @@ from trinity_core.files import (
     write_json,
 )
 from trinity_core.processes import end, family, start_mark, still_runs
+from trinity_core.runlock import one_at_a_time
 from trinity_core.waits import poll
 
 START_SECONDS = 180.0
@@ -61,6 +62,8 @@ def make_state_dir(root: Path | None = None) -> Path:
     """`state_dir`, which other accounts may not enter: Prefect's database holds the parameters of runs."""
     path = state_dir(root)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # a file system without modes
+        path.chmod(0o700)  # of an earlier release, others may enter it
     return path
 
 
@@ -80,11 +83,9 @@ def server_key(root: Path | None = None) -> str:
         return path.read_text()
     with clear_errors("writing", path, ELSEWHERE):
         make_state_dir(root)
-        made = temporary_sibling(path)
-        write_atomically(made, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
-        with suppress(FileExistsError):
-            os.link(made, path)  # not over one that another command has made
-        made.unlink()
+    with one_at_a_time(path.with_suffix(".lock"), instead=ELSEWHERE):
+        if not path.exists():  # another command has made none meanwhile
+            write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
     return path.read_text()
 
 

@@ -280,6 +280,7 @@ def test_only_who_has_the_key_reaches_a_temporary_server(prefect_api: str) -> No
 
 
 def test_a_folder_has_one_key_which_only_its_owner_reads(tmp_path: Path) -> None:
+    state_dir(tmp_path).mkdir(mode=0o755)  # as earlier releases made it
     write_settings(tmp_path, "http://127.0.0.1:1/api")
     key, kept = server_key(tmp_path), (key_file(tmp_path), tmp_path / SETTINGS_FILE)
     assert [path.stat().st_mode & 0o777 for path in (state_dir(tmp_path), *kept)] == [0o700, 0o600, 0o600]
@@ -317,6 +318,8 @@ def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
         write_settings(tmp_path, "http://127.0.0.1:1/api")
     remove_settings(tmp_path)
     assert own.read_text() == "[api]\n"
+    own.write_text(f'[api]\nurl = "http://127.0.0.1:1/api"\nauth_string = "{server_key(tmp_path)}"\n')
+    write_settings(tmp_path, "http://127.0.0.1:1/api")
 
 
 def test_up_wants_a_prefect_yaml(tmp_path: Path) -> None:

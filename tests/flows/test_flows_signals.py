@@ -75,17 +75,23 @@ def test_a_run_whose_lines_nobody_reads_any_more_goes_on(tmp_path: Path) -> None
     assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
 
 
-@pytest.mark.parametrize("notice", [signal.SIGINT, signal.SIGTERM])
-def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(tmp_path: Path, notice: signal.Signals) -> None:
-    """To the process that was started, and all that it has not put into groups of their own: Ctrl-C in a terminal, or
-    the end of its time under `timeout` and Slurm."""
+@pytest.mark.parametrize(("notice", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_a_notice_to_its_group_saves_and_leaves_nothing_behind(
+    tmp_path: Path, notice: signal.Signals, code: int
+) -> None:
+    """To the process that was started, and all that it has not put into groups of their own: Ctrl-C in a terminal, the
+    end of its time under `timeout` and Slurm, or the end of the terminal, which a shell and the kernel tell one after
+    the other."""
     printed, job = tmp_path / "printed", tmp_path / "tests/run"
     with printed.open("w") as output:
         child = working(tmp_path, stderr=output)
     family = psutil.Process(child.pid).children(recursive=True)
     assert child.pid not in {os.getpgid(process.pid) for process in family}, "the group is the run alone"
     os.killpg(child.pid, notice)
-    assert child.wait(timeout=60) == 128 + notice
+    if notice == signal.SIGHUP:
+        time.sleep(0.1)
+        os.killpg(child.pid, notice)
+    assert child.wait(timeout=60) == code
     assert not psutil.wait_procs(family, timeout=60)[1]
     assert "Traceback" not in printed.read_text()
     step = max(line.step for line in read_metrics(job) if line.source == "trainer")

@@ -52,7 +52,7 @@ from trinity_core.store.run_store import open_run_store
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Time between two checks whether the trainer of a finished explorer has gone back to a checkpoint."""
+"""Time between two checks whether the trainer of a run whose explorer has finished has gone back to a checkpoint."""
 
 
 class Terminal(Frontend):

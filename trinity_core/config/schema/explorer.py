@@ -130,7 +130,7 @@ class ExplorerConfig(Section):
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or took too long."""
     max_refill_rounds: Natural = 0
-    """Times that a step draws further tasks in place of those that operators or failures left nothing of."""
+    """Times that a step draws further tasks in place of tasks whose rows were all lost to operators or failures."""
     engine_timeout: Seconds = 300.0
     """Time without a sampled token after which an engine that has requests counts as hung and is replaced."""
     env_vars: Named[str] = EMPTY

@@ -30,7 +30,7 @@ Problem = str | None
 
 
 def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
-    """Problems of the data sets whose first rows a run could not use.
+    """Problems of the data sets of whose first rows a run could use none.
 
     Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
     """
