@@ -36,7 +36,7 @@ WITHOUT_RAY = ("curate",)
 
 
 class ServerLost(TrinityError):
-    """The temporary server died before the flow ended, so Prefect cannot send its remaining events."""
+    """The server died before the flow ended, so Prefect cannot send its remaining events."""
 
 
 class PrefectConnection:
@@ -74,12 +74,16 @@ class PrefectConnection:
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == TERMINATED):
             for config in self._runs:
                 print(ended_by_signal(config), file=sys.stderr)
-        if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
-            raise ServerLost(
-                f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
-                "kept: the same command again resumes it."
-            ) from error
+        if error is not None and _is_api_fault(error) and (lost := self._lost(server_is_gone)):
+            raise ServerLost(f"{lost}. What the run has saved is kept: the same command again resumes it.") from error
         return handled
+
+    def _lost(self, server_is_gone: bool) -> str:
+        """How Prefect's API was lost; empty if it answers."""
+        if self._temporary:
+            return f"The Prefect server of this command has ended; see {self._temporary.log}" if server_is_gone else ""
+        api_url = os.environ["PREFECT_API_URL"]
+        return "" if is_healthy(api_url) else f"The Prefect server at {without_password(api_url)} answers no more"
 
     def run(
         self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from flows.local.connection import PrefectConnection, known_server
+from flows.local.connection import PrefectConnection, ServerLost, known_server
 from flows.local.server import (
     Process,
     TemporaryServer,
@@ -343,6 +343,24 @@ class Health(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_that_another_command_ended_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """Not one that still answers: then the fault is another's."""
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        monkeypatch.setattr("flows.local.connection.prefect_environment", lambda _: {})
+        with pytest.raises(httpx.ConnectError if answers else ServerLost), PrefectConnection(tmp_path):
+            if not answers:
+                server.shutdown()
+                server.server_close()
+            raise httpx.ConnectError("gone")
+        if answers:
+            server.shutdown()
 
 
 def test_a_proxy_is_not_asked_for_this_machine(proxy: None) -> None:
