@@ -14,7 +14,6 @@ PROGRAM = '''
 import json, logging, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -37,6 +36,7 @@ from trinity_core.tracking.curve import LearningCurve
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.tracking.writers import Writer
 from trinity_core.checkpoints.shard_writer import Piece, Segment, ShardWriter
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
@@ -111,7 +111,8 @@ full("weights", lambda: versions.publish(1, [("weight", torch.arange(50_000.0))]
 assert dict(versions.load(1))["weight"][-1] == 49_999
 
 sent = []
-writer = SimpleNamespace(artifact=lambda path, folder: sent.append(path.read_text()))
+writer = Writer()
+writer.artifact = lambda path, folder: sent.append(path.read_text())
 save_rollouts(disk, "eval", 1, [SampledRollout("a question " * 40, "an answer " * 40)] * 16)
 fill()
 with suppress(OSError):

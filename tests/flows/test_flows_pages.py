@@ -12,7 +12,7 @@ from ports import free_port
 
 from flows.local.commands import status, up
 from flows.local.pages import Page, mlflow_page, port_is_free, serve_studio, start_page, wait_for_page
-from flows.local.server import Process, UpState, answers
+from flows.local.server import Process, UpState, answers, state_dir
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 
@@ -39,7 +39,7 @@ def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -
         taken.listen()
         with pytest.raises(TrinityError, match="--port N"):
             up(tmp_path, taken.getsockname()[1], said.append)
-    assert said == [] and [path.name for path in tmp_path.iterdir()] == ["prefect.yaml"]
+    assert said == [] and [path.name for path in state_dir(tmp_path).iterdir()] == ["up.lock"]
 
 
 def test_studio_needs_the_port_of_the_host_that_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

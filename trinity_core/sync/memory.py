@@ -107,11 +107,12 @@ def _private(folder: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """False for another user's folder, who could read what is put there, for a link, and if there is none."""
-    with suppress(FileNotFoundError):
-        status = folder.lstat()
-        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return False
+    """False for another user's folder, who could read what is put there, and for a link.
+
+    Raises FileNotFoundError if there is none, such as one that another run's sweep has just removed.
+    """
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _locked(file: IO[bytes], kind: int) -> bool:
@@ -238,8 +239,11 @@ class MemoryVersions(WeightVersions):
         return {Path(record.file) for record in records if record is not None}
 
     def _slot_paths(self) -> list[Path]:
-        folders = filter(_is_own, (self._shared, self._spill))
-        return sorted(path for folder in folders for path in folder.glob("slot_*.safetensors"))
+        paths: list[Path] = []
+        for folder in (self._shared, self._spill):
+            with suppress(FileNotFoundError):
+                paths += folder.glob("slot_*.safetensors") if _is_own(folder) else ()
+        return sorted(paths)
 
     def _slot(self, path: Path) -> _Slot:
         if path not in self._slots:
