@@ -1,4 +1,4 @@
-"""Dialogs that last until they are closed: a page that is drawn anew as a whole closes them."""
+"""Dialogs that last until they are closed: a page that is redrawn as a whole closes them."""
 
 from __future__ import annotations
 

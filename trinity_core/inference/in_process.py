@@ -75,7 +75,7 @@ def _has(thing: object, name: str) -> bool:
 
 def pass_over_proxies() -> None:
     """Let vLLM's search of all that is imported for copies of its kernels pass over names that raise while they stand
-    for nothing, as Flask's `request` does: the engine would not start beside a plugin that imports Flask."""
+    for nothing, as Flask's `request` does: the engine would not start with a plugin that imports Flask."""
     from vllm.triton_utils import dispatcher
 
     vars(dispatcher)["hasattr"] = _has

@@ -40,7 +40,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 def made_from(config: Config) -> dict[str, dict[str, Any]]:
-    """`settings`, which decide what a run makes, and `inputs`, beside which it counts as the same run: sync settings,
+    """`settings`, which decide what a run makes, and `inputs`, whose change makes it no other run: sync settings,
     the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths in it; an
     inner section is one setting, and `keys` has each key of it, with `USUAL` where it has the schema's default."""
     sections, set_here = to_dict(config), without_defaults(config)

@@ -66,7 +66,7 @@ class TaskOutputConfig(Section):
     """Where a task pipeline writes."""
 
     path: str | None = None
-    """Folder of its data sets, each in a folder named by its fingerprint; by default `curated_tasks` beside
+    """Folder of its data sets, each in a folder named by its fingerprint; by default `curated_tasks` next to
     the project's runs."""
 
 

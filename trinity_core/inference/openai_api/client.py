@@ -181,7 +181,7 @@ class PoolClient(EngineClient):
                 choice = choices[number]
                 core_output = choice.output(part, finished)
                 if many:  # of a long answer they take seconds
-                    done = await self.beside(processor.process_outputs, [core_output])
+                    done = await self.in_thread(processor.process_outputs, [core_output])
                 else:
                     done = processor.process_outputs([core_output])
                 choice.parts.append(part.part(slice(len(core_output.new_token_ids))))
@@ -225,7 +225,7 @@ class PoolClient(EngineClient):
         gaps = sample.logprobs - np.array(scores[-len(none) :], np.float32)
         return np.abs(gaps) <= FREE_GAP
 
-    async def beside(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work in a thread, so that other requests are served meanwhile; one such work at a time."""
         loop, context = asyncio.get_running_loop(), copy_context()
         return await loop.run_in_executor(self._beside, partial(context.run, work, *arguments))

@@ -81,7 +81,7 @@ class Chat(OpenAIServingChat):
         results = [result async for result in result_generator][-1:]
         writing = super().chat_completion_full_generator(request, each_of(results), *args, **named)
         client: PoolClient = self.engine_client  # type: ignore[assignment]
-        response = await (client.beside(_completed, writing) if request.logprobs else writing)
+        response = await (client.in_thread(_completed, writing) if request.logprobs else writing)
         if isinstance(response, ChatCompletionResponse):
             for choice, output in zip(response.choices, results[-1].outputs, strict=True):
                 choice.finish_reason = "length" if output.finish_reason == "length" else choice.finish_reason
