@@ -193,7 +193,7 @@ def take(draft: ConfigDraft, field: FormField, key: str, there: Presented) -> No
             st.toast(f"{key} was {before or 'not set'} by then: it was changed elsewhere.")
         there.value = _as_yaml(draft.value(key))
     except (ConfigError, YAMLError, ValueError) as error:  # the text is at fault: the value may be entered again
-        st.session_state.pop(f"presented {draft.file} {key}", None)
+        there.forget()
         st.toast(f"{field.key} was not changed: {error}")
 
 
@@ -306,10 +306,12 @@ class Presented:
     Streamlit takes these for changes. Only another value than the widget has shown is an edit of a person.
     """
 
-    key: str
+    name: str
     value: str
     """Of the draft; the browser's may be written in another way (`1e-5`)."""
     sent: str
+    key: str
+    """Of the widget."""
 
     def entered(self) -> str | None:
         """What a person has put in place of what was shown; None if nothing."""
@@ -319,12 +321,16 @@ class Presented:
         self.sent = value
         return value
 
+    def forget(self) -> None:
+        """Have a new widget made in its place, with the value of the draft."""
+        st.session_state.pop(f"presented {self.name}", None)
+
 
 def presented(name: str, value: str) -> Presented:
     """The widget of that name with this value: a new one where the last has another, which a browser may still send."""
     last: Presented | None = st.session_state.get(f"presented {name}")
     if last is None or last.value != value:
-        last = st.session_state[f"presented {name}"] = Presented(f"{name} {time_ns()}", value, value)
+        last = st.session_state[f"presented {name}"] = Presented(name, value, value, f"{name} {time_ns()}")
     return last
 
 

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.server import (
-    ELSEWHERE,
     Process,
     UpState,
     begin_database,
     client_environment,
     is_healthy,
     key_file,
+    locked,
     log_file,
-    make_state_dir,
     migration_environment,
     record_database,
     server_environment,
@@ -46,8 +45,7 @@ from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors, write_atomically
-from trinity_core.runlock import one_at_a_time
+from trinity_core.files import write_atomically
 
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
@@ -68,8 +66,6 @@ def up(
     A killed run is restarted, at most `restarts` times an hour. If a page cannot be served, `say` a warning and
     continue. Another `up` or `down` in this folder waits for its end.
     """
-    with clear_errors("locking", state_dir(root) / "up.lock", ELSEWHERE):
-        make_state_dir(root)
     with _alone(root):
         return _up(root, port, say, restarts, pages)
 
@@ -162,7 +158,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
 
 def _alone(root: Path) -> AbstractContextManager[None]:
     """Only one `up` or `down` at a time works in a folder: of two servers on one port one would answer for both."""
-    return one_at_a_time(state_dir(root) / "up.lock", UP_SECONDS, instead=ELSEWHERE)
+    return locked("up", root, UP_SECONDS)
 
 
 def _down(root: Path, say: Callable[[str], None]) -> bool:

@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
@@ -38,7 +38,7 @@ from trinity_core.files import (
     write_json,
 )
 from trinity_core.processes import end, family, start_mark, still_runs
-from trinity_core.runlock import one_at_a_time
+from trinity_core.runlock import LINGER_SECONDS, one_at_a_time
 from trinity_core.waits import poll
 
 START_SECONDS = 180.0
@@ -67,6 +67,14 @@ def make_state_dir(root: Path | None = None) -> Path:
     return path
 
 
+def locked(name: str, root: Path | None = None, seconds: float = LINGER_SECONDS) -> AbstractContextManager[None]:
+    """Hold the lock file of that name in `state_dir`; other commands in this folder wait, for so many seconds."""
+    path = state_dir(root) / f"{name}.lock"
+    with clear_errors("locking", path, ELSEWHERE):
+        make_state_dir(root)
+    return one_at_a_time(path, seconds, instead=ELSEWHERE)
+
+
 def key_file(root: Path | None = None) -> Path:
     """The file that holds the folder's key."""
     return state_dir(root) / "prefect.key"
@@ -81,9 +89,7 @@ def server_key(root: Path | None = None) -> str:
     path = key_file(root)
     if path.exists():
         return path.read_text()
-    with clear_errors("writing", path, ELSEWHERE):
-        make_state_dir(root)
-    with one_at_a_time(path.with_suffix(".lock"), instead=ELSEWHERE):
+    with locked("prefect", root):
         if not path.exists():  # another command has made none meanwhile
             write_atomically(path, f"trinity:{token_urlsafe(24)}".encode(), mode=0o600)
     return path.read_text()

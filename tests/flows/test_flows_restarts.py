@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,18 @@ def deployed(client: Any, pool: str, monkeypatch: pytest.MonkeyPatch, **more: An
     return client.create_deployment(client.create_flow(flow(work)), name=pool, **where, **more)
 
 
+def set_states(client: Any, run_id: Any, *states: Callable[[], Any]) -> None:
+    for state in states:
+        client.set_flow_run_state(run_id, state(), force=True)
+
+
+def run_through(client: Any, deployment: Any, *states: Callable[[], Any]) -> Any:
+    """A new run of a deployment, taken through these states; its id."""
+    made = client.create_flow_run_from_deployment(deployment).id
+    set_states(client, made, *states)
+    return made
+
+
 @pytest.mark.slow
 def test_a_killed_run_is_scheduled_again_and_no_other(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,13 +111,7 @@ def test_a_killed_run_is_scheduled_again_and_no_other(
     from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
     with api_client(prefect_api) as client:
-        deployment = deployed(client, "restarts", monkeypatch)
-
-        def run(*ends: Callable[[], Any]) -> Any:
-            made = client.create_flow_run_from_deployment(deployment)
-            for state in (Pending, Running, *ends):
-                client.set_flow_run_state(made.id, state(), force=True)
-            return made.id
+        run = partial(run_through, client, deployed(client, "restarts", monkeypatch), Pending, Running)
 
         def nothing() -> None: ...
 
@@ -122,8 +129,7 @@ def test_a_killed_run_is_scheduled_again_and_no_other(
 
         assert state(killed) == ("SCHEDULED", True) and state(part)[0] == "CRASHED"
         assert {state(other)[0] for other in (long_ago, cancelled)} == {"CRASHED"} and state(failed)[0] == "FAILED"
-        for state_type in (Pending, Running, Crashed):
-            client.set_flow_run_state(killed, state_type(), force=True)
+        set_states(client, killed, Pending, Running, Crashed)
         supervisor.look()
         supervisor.look()
         assert state(killed) == ("CRASHED", False), "once an hour is enough"
@@ -139,9 +145,7 @@ def test_runs_are_restarted_after_the_clock_was_set_back(
         deployment = deployed(client, "clock", monkeypatch)
         supervisor = Supervisor(client, tmp_path, datetime.now(UTC) + timedelta(hours=1), 1)
         supervisor.look()
-        run = client.create_flow_run_from_deployment(deployment).id
-        for state in (Running, Crashed):
-            client.set_flow_run_state(run, state(), force=True)
+        run = run_through(client, deployment, Running, Crashed)
         supervisor.look()
         assert client.read_flow_run(run).state.message == RESTARTED
 

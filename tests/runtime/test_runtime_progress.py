@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -69,17 +70,27 @@ def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
     ]
 
 
+def scored(folder: Path) -> tuple[Config, Callable[[int, float], None]]:
+    """The configuration of an evaluation, and a function that writes an accuracy of a step into its metrics."""
+    model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
+    buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
+    tree = {"mode": "bench", "checkpoint_root_dir": str(folder), "model": model, "buffer": buffer}
+    config = config_from_dict(tree, [])
+    metrics = MetricsFile(config.job_dir, "eval")
+
+    def score(step: int, accuracy: float) -> None:
+        metrics.write(step, {"eval/test/accuracy": accuracy, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+
+    return config, score
+
+
 def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By the explorer's report alone; those of an earlier attempt are known."""
     caplog.set_level("INFO", "trinity_core.runtime.progress")
-    model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
-    buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
-    tree = {"mode": "bench", "checkpoint_root_dir": str(tmp_path), "model": model, "buffer": buffer}
-    config = config_from_dict(tree, [])
-    scores = MetricsFile(config.job_dir, "eval")
-    scores.write(0, {"eval/test/accuracy": 0.25, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+    config, score = scored(tmp_path)
+    score(0, 0.25)
     reports = [ProgressReport(config, source) for source in ("explorer", "trainer")]
-    scores.write(10, {"eval/test/accuracy": 0.5, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
+    score(10, 0.5)
     with mock.patch.object(metrics_file, "parse", wraps=metrics_file.parse) as parse:
         for report in reports * 2:
             report.report()
@@ -89,15 +100,7 @@ def test_each_evaluation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_evaluations_after_a_rewind_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trinity_core.runtime.progress")
-    model, tasks = {"model_path": "tiny", "max_model_len": 8}, {"name": "test", "path": "x"}
-    buffer = {"explorer_input": {"eval_tasksets": [tasks]}}
-    tree = {"mode": "bench", "checkpoint_root_dir": str(tmp_path), "model": model, "buffer": buffer}
-    config = config_from_dict(tree, [])
-    scores = MetricsFile(config.job_dir, "eval")
-
-    def score(step: int, accuracy: float) -> None:
-        scores.write(step, {"eval/test/accuracy": accuracy, "eval/test/answers": 4.0, "eval/test/judged": 4.0})
-
+    config, score = scored(tmp_path)
     report = ProgressReport(config, "explorer")
     for step in (0, 10, 20):
         score(step, 0.25)

@@ -22,7 +22,7 @@ import psutil
 
 from trinity_core.addresses import LOOPBACK, short_folder
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.processes import end, family
+from trinity_core.processes import end, family, still_running
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def start_ray(namespace: str, cpus: int, gpus: int) -> None:
             except Exception as error:
                 started = _ray_processes() - before
                 end([process for child in started for process in family(child)], 0)
-                psutil.wait_procs(started, END_SECONDS)
+                still_running([*started], END_SECONDS)
                 if not left or type(error) is not Exception:  # the bare class: the node was not there in time
                     raise
                 log.warning("Ray did not start and is started again: %s", error)
