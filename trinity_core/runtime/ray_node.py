@@ -1,6 +1,6 @@
 """This process's node of a Ray cluster: start one, join one, check that it and the cluster's head live.
 
-`ray start --head` turns token authentication on, but `ray.init(address=…)` sends a token only with RAY_AUTH_MODE=token,
+A head that finds a token asks for it, but `ray.init(address=…)` sends one only with RAY_AUTH_MODE=token,
 and tries for 50 s to reach a head that refuses it or does not answer. So the head is asked first.
 """
 
