@@ -275,7 +275,7 @@ def test_a_row_is_as_stale_as_its_oldest_token(store):
 
 
 def test_explorers_are_described_to_who_waits_for_them(store):
-    assert describe_explorers(store.stats().explorers, 0.0) == "no explorer has been seen yet"
+    assert describe_explorers(store.stats().explorers, 0.0) == "no explorer is ready yet"
     store.join("a", 9)
     store.put("a", 1, {}, make_rows(1), 0)
     store.put("a", 2, {}, [], 0)
@@ -318,7 +318,7 @@ def test_a_look_at_explorers_reads_no_history(tmp_path):
 
 
 def test_a_wait_names_who_is_missing_and_what_drops_all(store):
-    with pytest.raises(TransientFault, match="no explorer has been seen yet"):
+    with pytest.raises(TransientFault, match="no explorer is ready yet"):
         wait_lease(store, 1, 2, 0, timeout=0.0)
     for name in ("e", "dead", "gone"):
         store.join(name, 9)

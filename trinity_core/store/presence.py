@@ -196,7 +196,7 @@ def all_is_dropped(known: Explorers, before: Mapping[str, int], now: float) -> b
 def describe_explorers(known: Explorers, now: float) -> str:
     """A text for log lines: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
     if not known:
-        return "no explorer has been seen yet"
+        return "no explorer is ready yet"
     return "explorers known: " + ", ".join(f"{name} ({one.describe(now)})" for name, one in sorted(known.items()))
 
 
