@@ -22,7 +22,7 @@ from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import backend, members, postgresql, sqlite
+from trinity_core.store import backend, ledger, members, postgresql, sqlite
 from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
@@ -241,6 +241,23 @@ def test_a_transaction_that_postgresql_cuts_short_is_repeated(postgresql_url, mo
     with ExperienceStore.open(postgresql_url, "/jobs/cut") as store:
         store.put("e", 1, {}, make_rows(1), 0)
         assert store.untrained() == 2 and cut
+
+
+def test_a_transaction_that_stood_still_is_repeated(postgresql_url, monkeypatch):
+    """As after a cut of the network in the middle of it: the server has ended it, and nothing of it was committed."""
+
+    def stand_still(*arguments):
+        if not stood:
+            stood.append(True)
+            time.sleep(1.5)
+        return whole(*arguments)
+
+    stood, whole = [], ledger.number
+    monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
+    with ExperienceStore.open(postgresql_url, "/jobs/stood") as store:
+        monkeypatch.setattr(ledger, "number", stand_still)
+        assert store.put("e", 1, {}, make_rows(1), 0) and stood
+        assert store.stats().ready == 2
 
 
 def test_watching_notices_commits_of_other_processes(open_store):

@@ -80,8 +80,9 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     if "locked" in text or "lock timeout" in text:
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
     if "idle-in-transaction" in text:
-        return TransientFault(
-            f"the experience store {where} ended a transaction of this process, which was stopped for too long: {text}"
+        return StoreAway(
+            f"the experience store {where} ended a transaction that stood still, because this process was stopped or the "
+            f"network was cut: {text}"
         )
     for sign, remedy in advice.items():
         if sign in text:
