@@ -32,7 +32,6 @@ class Loaded:
     file: str
     overrides: Sequence[str]
     is_ready: bool = False
-    """True if preflight has just passed."""
 
 
 _LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)

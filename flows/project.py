@@ -10,7 +10,6 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import project_files
 
 TOP = Path(__file__).parent.parent
-"""The folder that contains the packages."""
 COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")
 PACKAGES = ("flows", "tasks", "studio", "trinity_core")
 README = """# {name}

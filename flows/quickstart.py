@@ -25,7 +25,6 @@ DEFAULT_OUT = Path("runs/quickstart")
 NOTE = "quickstart.json"
 """File in each folder of a quick start that records its seed."""
 VIEWERS = ("xdg-open", "open")
-"""Programs that open a picture on a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
@@ -142,5 +141,4 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
 
 
 def shown(path: str) -> str:
-    """Return a path relative to the current folder, if that is shorter."""
     return min(os.path.relpath(path), path, key=len)

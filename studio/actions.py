@@ -31,7 +31,6 @@ MISSING = "missing"
 
 
 def hindrance(action: Action, run: Run) -> str:
-    """Return why the action makes no sense for a run, or ""."""
     match action:
         case Action.CANCEL if run.state.is_over:
             return "The run is over."
@@ -61,7 +60,6 @@ def hindrance(action: Action, run: Run) -> str:
 
 
 def perform(action: Action, run: Run, settings: StudioSettings) -> str:
-    """Perform the action and describe what was done. Raises Prefect API errors and OSError."""
     match action:
         case Action.CANCEL:
             return _cancel(run, settings)

@@ -39,7 +39,6 @@ class BackgroundTask:
 
 
 def is_busy() -> bool:
-    """True while this session's task runs; there is at most one."""
     return TASK in st.session_state
 
 
@@ -65,7 +64,6 @@ def take_outcome() -> None:
 
 
 def show_task(text: str) -> None:
-    """Show the running task, or why the last one failed, until the configuration's text changes."""
     failed, failure = st.session_state.get(FAILURE, ("", ""))
     if is_busy():
         st.fragment(_show_progress, run_every=LOOK_SECONDS)(st.session_state[TASK])

@@ -19,15 +19,12 @@ class CheckedDraft:
     problems: list[Problem]
     config: Config | None = None
     plan: str = ""
-    """The output of `trinity plan`."""
     flow: str = ""
-    """The flow that runs it."""
     unplaced: str = ""
     """Why this machine cannot run it, or ""."""
     measurable: bool = False
     """True if this machine can measure a time that the plan lacks."""
     text: str = ""
-    """The text that was checked."""
 
 
 def checked(text: str, file: Path | None = None) -> CheckedDraft:

@@ -22,10 +22,8 @@ from trinity_core.config.source import parse
 from trinity_core.files import expanded, read_json, write_atomically, write_json
 
 LISTED_DEPTH = 3
-"""Depth of the search for YAML files below the root."""
 MOST_LISTED = 300
 MOST_NAMED = 10
-"""Number of keys that a question lists."""
 UNLISTED = ("prefect.yaml", "checkpoints", "runs", "node_modules")
 """Files that are not configurations, and folders that contain none."""
 INDENTED_LIST = re.compile(r"^( *)[^\s#-][^\n]*:[^\n]*\n\1  - ", re.MULTILINE)
@@ -46,7 +44,6 @@ class ConfigDraft:
     drafts: Path | None = None
     """Folder of copies of unsaved drafts, which survive a reload of the page and a restart of Studio."""
     unkept: str = ""
-    """Why the copy could not be written, or ""."""
 
     @classmethod
     def opened(cls, file: Path, drafts: Path | None = None) -> ConfigDraft:
@@ -144,7 +141,6 @@ class ConfigDraft:
             return other
 
     def discard(self) -> None:
-        """Revert to the file's content. Raises OSError."""
         with EDITING:
             self.text = self.saved = _read(self.file)
             self._keep()

@@ -132,7 +132,6 @@ def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
 
 
 def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
-    """Return the fields that match the search or the chosen section."""
     words = st.text_input("Find", placeholder="words from a key or its description", icon=":material/search:")
     if words.strip():
         matches = matching(fields, words)
@@ -321,7 +320,6 @@ class Presented:
         return value
 
     def forget(self) -> None:
-        """Create a new widget in its place, with the draft's value."""
         st.session_state.pop(f"presented {self.name}", None)
 
 

@@ -14,7 +14,6 @@ from trinity_core.tracking.writers import full_names
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Endings of metrics shown by default, one metric each."""
 FEW_POINTS = 60
-"""Maximum number of points at which each has a mark."""
 
 
 @dataclass(slots=True)
@@ -39,7 +38,6 @@ class RunCurves:
 
     @property
     def evaluations(self) -> list[MetricLine]:
-        """Lines of the run's evaluations, as of the last look."""
         return self._metrics.evaluations
 
     def read(self) -> Curves:
@@ -66,7 +64,6 @@ def _by_step(points: dict[int, float]) -> dict[int, float]:
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:
-    """Return the metrics that any run has, sorted."""
     return sorted({name for own in curves.values() for name in own})
 
 

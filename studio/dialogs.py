@@ -27,10 +27,8 @@ def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[
 
 
 def is_open() -> bool:
-    """True if this page has an open dialog."""
     return OPEN in st.session_state
 
 
 def closed() -> None:
-    """Record that the page is redrawn, which closes its dialog."""
     st.session_state.pop(OPEN, None)

@@ -72,12 +72,10 @@ def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
 
 @dialog("Save over these changes?")
 def confirm_save(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Ask before content of the draft's own file is lost."""
     ask_and_save(draft, draft.file, settings, "Save anyway")
 
 
 def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label: str, enabled: bool = True) -> None:
-    """Show what would be lost, and the button."""
     objections = draft.objections(file)
     for objection in objections:
         st.warning(objection)

@@ -40,13 +40,9 @@ BEGINNER = (
     "cluster.gpu_per_node",
     "monitor.monitor_type",
 )
-"""Keys in the beginner's form, in order."""
 EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input")
-"""Keys and sections about producing experiences."""
 TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
-"""Keys and sections about training the policy."""
 SYNC = ("synchronizer",)
-"""The section about sending trained weights to the engines."""
 FIRST_EVAL_SET = "eval_tasksets[i]"
 """The only list of sections whose first entry has fields."""
 LONG_NAME = 40
@@ -54,7 +50,6 @@ LONG_NAME = 40
 NAMED = ("default_workflow_type", "default_reward_fn_type")
 """Settings of task sets that name a part; plugins may add names."""
 TOP = "run"
-"""The section of top-level keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,6 @@ def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
 
 
 def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
-    """Return the fields whose key or doc contains all of these words."""
     wanted = words.lower().split()
     return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in wanted)]
 
@@ -122,7 +116,6 @@ def _field(key: str, setting: Setting) -> FormField:
 
 
 def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
-    """Return the keys and sections that do not matter."""
     known = ALGORITHMS.get(algorithm)
     has_no_rollouts = known is not None and not known.uses_rollouts
     return (

@@ -20,7 +20,6 @@ from trinity_core.waits import poll
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 LOOK_SECONDS = 0.5
-"""Interval of checks for a command's output."""
 BEGIN_SECONDS = 60.0
 """Time for a command to begin its run or report why it does not; a running command continues after that."""
 
@@ -35,9 +34,7 @@ class Launch:
     overrides: tuple[str, ...] = ()
     stage: str = ""
     which: str = ""
-    """The checkpoints that `evaluate` scores."""
     checkpoint_dir: str = ""
-    """The folder in which `convert` looks for checkpoints."""
     run: str = ""
     """Name of a run in a fresh folder, which is scored or resumed instead of the newest one."""
 

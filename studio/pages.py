@@ -39,7 +39,6 @@ a:focus-visible, button:focus-visible, summary:focus-visible { outline: 2px soli
 
 
 def main() -> None:
-    """Draw the page that the address names."""
     # No page icons: a browser would fetch them from other servers for its tab.
     st.set_page_config(page_title="Trinity Studio", layout="wide")
     st.html(STYLE)

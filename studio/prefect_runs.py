@@ -31,7 +31,6 @@ class FlowRunSeen:
     title: str
     flow: str
     kind: str
-    """Prefect's type of its state, such as `RUNNING`."""
     message: str = ""
     began: datetime | None = None
     ended: datetime | None = None

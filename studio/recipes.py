@@ -36,9 +36,7 @@ class Recipe:
     about: str
     """First paragraph of its leading comment; indented commands and tables follow it."""
     needs: str
-    """Algorithm, model, data and GPUs."""
     run: tuple[str, str]
-    """Project and name."""
     is_part: bool = False
     """True if another recipe has the same run: each starts a part of it."""
 

@@ -29,14 +29,12 @@ from trinity_core.tracking.writers import flatten
 from trinity_core.view.viewed_run import RunFolders
 
 LOG_BYTES = 40_000
-"""Bytes shown from the end of a log."""
 STEP, MINUTES = "step", "minutes"
 NAMES = ("name", "ray_namespace", "checkpoint_root_dir")
 """Keys that always differ between runs, or in notation."""
 
 
 def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
-    """Show the overview of a run."""
     with st.container(horizontal=True, vertical_alignment="center", key="title"):
         st.subheader(escaped(run.name), anchor=False, width="content")
         st.badge(run.state.value, color=COLOURS[run.state])
@@ -76,7 +74,6 @@ def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
 
 
 def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
-    """Compare several runs: configurations, scores, curves and rollouts."""
     st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
     st.markdown("**Configuration**")
     show_difference({run.name: run.files.config for run in chosen})
@@ -87,7 +84,6 @@ def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
 
 
 def show_facts(run: Run) -> None:
-    """Show the state in numbers."""
     files, now = run.files, datetime.now(UTC)
     total = f" of {files.total_steps}" if files.total_steps else ""
     none, left = ("none", None) if run.state.is_over else ("none yet", files.seconds_left)
@@ -125,7 +121,6 @@ def show_buttons(run: Run, settings: StudioSettings) -> None:
 
 
 def done(action: Action, run: Run, settings: StudioSettings) -> None:
-    """Perform a button's action."""
     faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
     try:
         st.toast(perform(action, run, settings))
@@ -134,12 +129,10 @@ def done(action: Action, run: Run, settings: StudioSettings) -> None:
 
 
 def page_of_runs() -> Any:
-    """Return Streamlit's page of runs."""
     return st.session_state["runs page"]
 
 
 def show_stages(stages: Sequence[Run]) -> None:
-    """Show the stages of a pipeline, each with a link to its page."""
     for stage in stages:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
@@ -150,7 +143,6 @@ def show_stages(stages: Sequence[Run]) -> None:
 
 
 def show_curves(runs: Sequence[Run]) -> None:
-    """Show a chart for each chosen metric, with a line per run."""
     short = short_titles([run.name for run in runs])
     curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
     names = metric_names(curves)
@@ -215,7 +207,6 @@ def show_configuration(run: Run, runs: Sequence[Run]) -> None:
 
 
 def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Show a table of the keys in which configurations differ."""
     if not all(configs.values()):
         st.caption("Not every one of these runs has recorded its configuration: older releases did not.")
         return

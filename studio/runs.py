@@ -40,7 +40,6 @@ PREFECT_STATES = {
 SIDE_FLOWS = ("evaluate", "convert", "curate")
 """Flows that may run at the same time as a run's training."""
 RECENT_STEPS = 20
-"""Number of steps for estimating the remaining time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class RunFiles:
     config: Mapping[str, Any] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
-    """Step → score of its latest evaluation."""
     interval: tuple[float, float] | None = None
     """95 % interval of the latest score; None if that is the mean of several sets."""
     algorithm: str = ""
@@ -58,7 +56,6 @@ class RunFiles:
     began: datetime | None = None
     ended: datetime | None = None
     earlier: float = 0.0
-    """Seconds of earlier attempts."""
     state: RunState = RunState.UNKNOWN
     steps: Mapping[str, str] = field(default_factory=dict)
     """Stage of a pipeline → name of its run's folder."""
@@ -67,7 +64,6 @@ class RunFiles:
 
     @property
     def score(self) -> float | None:
-        """Score of the latest scored step."""
         return self.scores[max(self.scores)] if self.scores else None
 
     @property
@@ -94,21 +90,17 @@ class Run:
     folder: Path | None = None
     files: RunFiles = field(default_factory=RunFiles)
     detail: str = ""
-    """Why it is in this state, if known."""
     flow: str = ""
     parent: str = ""
-    """Name of the pipeline's run."""
     flow_runs: tuple[FlowRunSeen, ...] = ()
     """Flow runs of this name, the one that represents the run first."""
 
     @property
     def flow_run(self) -> FlowRunSeen | None:
-        """The flow run that represents the run, if Prefect has one."""
         return self.flow_runs[0] if self.flow_runs else None
 
     @property
     def began(self) -> datetime | None:
-        """When its latest attempt began."""
         return self.files.began or (self.flow_run.began if self.flow_run else None)
 
     @property
@@ -153,9 +145,7 @@ class CheckpointRow:
     step: int
     folder: Path
     score: float | None
-    """Mean accuracy (or reward) of its latest evaluation."""
     is_converted: bool
-    """True if there is a Hugging Face folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +153,6 @@ class Ancestor:
     """A model in the chain: a run's checkpoint, or the initial model."""
 
     model: str
-    """Its folder or hub name."""
     run: str = ""
     """`project/name` of the run that made it; empty for the initial model."""
     step: int = 0
@@ -187,7 +176,6 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
 
 
 def read_files(folder: Path) -> RunFiles:
-    """Read a run's folder; only changed files are read again."""
     files = _seen(folder).read()
     record = read_record(folder)
     return files if record is None else replace(files, state=record.present_state)
@@ -230,7 +218,6 @@ class _Seen:
         self._files = RunFiles()
 
     def read(self) -> RunFiles:
-        """Return the current content, reading what has changed."""
         folder, layout = self._folder, JobLayout(self._folder)
         paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
         with self._lock:  # each page runs in its own thread
@@ -321,7 +308,6 @@ def _name_of(run: FlowRunSeen) -> str:
 
 
 def _shown(override: str) -> str:
-    """Return an override without its secrets."""
     key, equals, value = override.partition("=")
     return f"{key}{equals}{without_secrets(value, key.split('.')[-1])}"
 

@@ -52,7 +52,6 @@ class Guard:
 
 
 def page(_request: Request) -> HTMLResponse:
-    """Return Streamlit's page with `BASE` in its head."""
     return HTMLResponse(INDEX.read_text(encoding="utf-8").replace("<head>", BASE, 1))
 
 

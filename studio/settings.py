@@ -18,7 +18,6 @@ class StudioSettings:
     root: Path
     """Working folder of runs; YAML files below it are offered."""
     file: Path
-    """The configuration opened first; it need not exist."""
     checkpoints: Path
     """`checkpoint_root_dir` of the runs that are shown."""
     state: Path
@@ -35,7 +34,6 @@ class StudioSettings:
         return self.state / "drafts"
 
     def flow_run_page(self, run: str) -> str:
-        """Return the address of a flow run's page in Prefect."""
         return f"{self.api_url.removesuffix('/api')}/runs/flow-run/{run}"
 
     def logs_of(self, run: str) -> Path:

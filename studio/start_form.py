@@ -25,9 +25,7 @@ from trinity_core.tracking.run_record import read_record
 HERE = ""
 """Used instead of a deployment's id: a process on this machine."""
 KNOWN_SECONDS = 30
-"""How long the list of a flow's deployments is cached."""
 START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TrinityError)
-"""Errors that a start, a check or a measurement may raise."""
 CHANGED = (
     "It does not start: the configuration was changed elsewhere after this was opened. Close this and start again."
 )

@@ -44,7 +44,6 @@ def score_text(score: float | None, interval: tuple[float, float] | None) -> str
 
 
 def escaped(text: str) -> str:
-    """Escape text for Markdown."""
     return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)
 
 

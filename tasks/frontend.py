@@ -76,7 +76,6 @@ class PrefectFrontend(Frontend):
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Run the components as tasks in threads."""
         stopped = dict[str, Stopped]()
 
         def as_task(name: str, component: Callable[[], T]) -> PrefectConcurrentFuture[Any]:
@@ -103,7 +102,6 @@ class PrefectFrontend(Frontend):
         return results
 
     def begun_by(self) -> str:
-        """Return the id of the flow run, or that of the pipeline's."""
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
@@ -117,13 +115,11 @@ class PrefectFrontend(Frontend):
         show_if_possible(lambda: begin_summary(config))
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
-        """Ask a person on Prefect's page if verdicts are missing."""
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().with_human_verdicts(stage)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        """Show artifacts: learning curve, rollouts and the summary."""
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
             show_if_possible(lambda: show_rollouts(config))

@@ -36,13 +36,11 @@ from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollout
 log = logging.getLogger(__name__)
 
 BAR = 20
-"""Length of a progress bar in characters."""
 UNSHOWN = ("made_from", "tracking", "tracking_uri")
 """Digests and commands of a summary, meant for programs and terminals."""
 LAST_SECONDS = 300.0
 """Time limit for the pending report before the last one, while Prefect's API is down."""
 ANSWER_SECONDS = 5.0
-"""Time limit for a health check of Prefect's API."""
 
 
 def artifact_key(config: Config, kind: str) -> str:
@@ -138,13 +136,11 @@ class LiveReport(ProgressReport):
         self._reporting = self._thread.submit(report)
 
     def show(self, text: str, percent: float) -> None:
-        """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
         show_if_possible(lambda: show_curve(self.config, if_due=not self._ends))
         show_if_possible(lambda: show_rollouts(self.config))
 
     def tell(self, text: str, percent: float) -> None:
-        """Log the text and update the summary."""
         get_run_logger().info(text)
         _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
         show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
@@ -160,7 +156,6 @@ class RunPage:
     """The content of a flow run's summary."""
 
     progress: dict[str, str] = field(default_factory=dict)
-    """Source of metrics → its progress."""
     results: str = ""
     artifacts: dict[str, UUID] = field(default_factory=dict)
     """Key → artifact that this process created and keeps updating."""

@@ -26,11 +26,9 @@ R = TypeVar("R")
 RETRIES = 2
 """Further attempts of a flow after a transient fault, each from the latest checkpoint."""
 RETRY_DELAY = 5
-"""Seconds before each retry."""
 LONG_SECONDS = 3600.0
 """An attempt that lasts this long counts as progress and restores all retries."""
 _RENEWED: set[UUID] = set()
-"""Runs whose retries this process has restored."""
 
 
 class OneLine(logging.Filter):

@@ -33,7 +33,6 @@ from trinity_core.runtime.verdicts import (
 from trinity_core.tracking.rollouts import markdown_text
 
 POLL_SECONDS = 5
-"""Interval of checks whether the run was resumed."""
 WIDTH = 4000
 """Characters shown of an answer; the middle of a longer one is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
@@ -120,7 +119,6 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
 
 
 def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
-    """Return the verdicts of a completed form."""
     entries = form.model_dump()
     return [
         TaskVerdict(
@@ -132,5 +130,4 @@ def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]
 
 
 def _letters(task: ShownTask) -> Sequence[str]:
-    """Return a, b, … for its answers."""
     return [chr(ord("a") + place) if place < 26 else f"_{place}" for place in range(len(task.answers))]

@@ -55,7 +55,6 @@ SETTINGS_NOTE = (
 UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
 PREFECT_SECONDS = 300.0
-"""Time limit for one Prefect command, such as deploying all flows."""
 
 
 def up(
@@ -108,7 +107,6 @@ def _free_api_url(root: Path, port: int) -> str:
 
 
 def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], None]) -> None:
-    """Start Prefect's server, and create the work pool and all deployments."""
     say(f"Starting the Prefect server on port {port} …")
     is_new = begin_database(root)
     start = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
@@ -177,7 +175,6 @@ def _down(root: Path, say: Callable[[str], None]) -> bool:
 
 
 def status(root: Path) -> list[str]:
-    """Return one line for each process that runs or should run."""
     state = UpState.load(root)
     if state is None:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
@@ -216,14 +213,12 @@ def _names_server(path: Path, api_url: str, key: str) -> bool:
 
 
 def remove_settings(root: Path) -> None:
-    """Remove the settings file if it is ours."""
     path = root / SETTINGS_FILE
     if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
         path.unlink()
 
 
 def _remove_notes(root: Path, state: UpState) -> None:
-    """Remove the files with the addresses of pages and server."""
     remove_settings(root)
     for note in state.notes:
         Path(note).unlink(missing_ok=True)

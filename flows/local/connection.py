@@ -51,7 +51,6 @@ class PrefectConnection:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
         self._runs: list[Config] = []
-        """Runs that train, and so can be resumed."""
 
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
@@ -149,7 +148,6 @@ def _names_no_page(record: logging.LogRecord) -> bool:
 
 
 def require_nobody_asked(config: Config) -> None:
-    """Raise TrinityError if a stage waits for a person's verdicts, for which a temporary server has no page."""
     if asking := [stage.name for stage in stages(config) if asks_person(stage)]:
         raise TrinityError(
             f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: run "

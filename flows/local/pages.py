@@ -36,7 +36,6 @@ from trinity_core.waits import poll
 
 MLFLOW_PORT = 5000
 START_SECONDS = 120.0
-"""Time for a page to answer; MLflow creates its database first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class Page:
     meanwhile: Callable[[], None] = lambda: None
     """Called while the page starts."""
     unfit: str = ""
-    """Why it cannot be served, or ""."""
 
     @property
     def url(self) -> str:

@@ -44,7 +44,6 @@ from trinity_core.waits import poll
 START_SECONDS = 180.0
 """A new database takes a minute on a busy machine."""
 STOP_SECONDS = 10.0
-"""Time for a server to shut down before it is killed."""
 EVENT_SECONDS = {"prefect.artifact.updated": 3600, "prefect.flow-run.heartbeat": 7 * 86400}
 """How long Prefect keeps these events. An artifact event contains the whole picture of the learning curve; in Prefect's
 default of seven days they would grow to gigabytes."""
@@ -96,7 +95,6 @@ def server_key(root: Path | None = None) -> str:
 
 
 def log_file(name: str, root: Path | None = None) -> Path:
-    """Return the file with stdout and stderr of the named process."""
     return state_dir(root) / "log" / f"{name}.log"
 
 
@@ -159,7 +157,6 @@ class UpState:
         return from_record(cls, record | {"processes": processes}, path)
 
     def named(self, name: str) -> list[Process]:
-        """Return the processes of that name, at most one."""
         return [process for process in self.processes if process.name == name]
 
     def is_at(self, api_url: str) -> bool:
@@ -167,7 +164,6 @@ class UpState:
         return api_url.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") == self.api_url
 
     def add(self, process: Process) -> None:
-        """Record a process, replacing the one with its name."""
         self.processes[:] = [*(other for other in self.processes if other.name != process.name), process]
 
     @staticmethod
@@ -199,12 +195,10 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    """Return `client_environment` for the server itself, whose services are its clients."""
     return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
 
 
 def _without_proxy() -> dict[str, str]:
-    """Append localhost to NO_PROXY and no_proxy."""
     lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     return {"no_proxy": _and_here(lower or upper), "NO_PROXY": _and_here(upper or lower)}
 
@@ -215,7 +209,6 @@ def _and_here(hosts: str) -> str:
 
 
 def is_healthy(api_url: str) -> bool:
-    """True if a server answers there."""
     return answers(f"{api_url}/health")
 
 
@@ -263,7 +256,6 @@ class TemporaryServer:
             )  # fmt: skip
 
     def wait(self) -> None:
-        """Wait until the server answers. Raises TrinityError if it does not start."""
         wait_until_healthy(self.api_url, self._process, self.log)
         record_database(self._root, self._is_new)
 

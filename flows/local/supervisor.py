@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Default number of restarts per run and hour."""
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
 CLOCK_LAG = timedelta(minutes=1)
@@ -71,7 +70,6 @@ class Supervisor:
         self._given_up: set[Any] = set()
         """States of crashed runs that were restarted too often; logged once."""
         self._ended_worker: Process | None = None
-        """The worker that ended last, if any."""
         self._ended_at = 0.0
         self._short_lived = 0
         """Number of workers in a row that ended within `SHORT_SECONDS`."""
@@ -158,7 +156,6 @@ class Supervisor:
             )
 
     def _tell(self, run: FlowRun, text: str) -> None:
-        """Log the text in this process and in the run."""
         log.warning(text)
         line = {"name": "trinity", "level": logging.WARNING, "message": text, "flow_run_id": str(run.id)}
         self._client.create_logs([line | {"timestamp": datetime.now(UTC).isoformat()}])
@@ -180,7 +177,6 @@ def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) ->
 
 
 def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -> Process:
-    """Start the supervisor for runs that crash after `since`."""
     command = [sys.executable, "-m", __name__, "--api-url", api_url]
     command += ["--since", since.isoformat(), "--restarts", str(restarts)]
     env = client_environment(api_url, root)
@@ -188,7 +184,6 @@ def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -
 
 
 def main() -> None:
-    """Run rounds every few seconds, until this process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--api-url", required=True)
     parser.add_argument("--since", required=True, type=datetime.fromisoformat)

@@ -42,7 +42,6 @@ def worker_name(root: Path) -> str:
 
 
 def start_worker(root: Path, api_url: str) -> Process:
-    """Start Prefect's process worker in its own session."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
     command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
     env = client_environment(api_url, root) | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
@@ -113,7 +112,6 @@ def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | Non
 
 
 def is_gone(run: FlowRun) -> bool:
-    """True if the run began in a process that has ended."""
     begun = bool(run.infrastructure_pid) and run.state is not None and not run.state.is_pending()
     return begun and process_of(run) is None
 

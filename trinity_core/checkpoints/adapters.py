@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from trinity_core.config import LoraConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""Files in an adapter's folder."""
 A, B = ".lora_A", ".lora_B"
 ACTIVE = "default"
 """peft's name for the adapter in a model."""
@@ -69,7 +68,6 @@ def scaling(config: Mapping[str, Any]) -> float:
 
 
 def differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Describe the differences between two adapter configurations in `SHAPING`."""
     pairs = {key: (_value(saved.get(key)), _value(asked.get(key))) for key in SHAPING}
     return [f"{key} {old} instead of {new}" for key, (old, new) in pairs.items() if old != new]
 

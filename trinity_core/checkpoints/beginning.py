@@ -76,7 +76,6 @@ def model_name(model_path: str) -> str:
 
 
 def recorded_beginning(job_dir: Path, step: int) -> Beginning | None:
-    """Return the beginning recorded in the checkpoint of `step`, or None."""
     layout = JobLayout(job_dir)
     state = layout.step(step) / STATE
     began = json.loads(state.read_text()).get("began") if state.exists() else None

@@ -108,7 +108,6 @@ class HubNames:
 
 
 def _by_kind(conversions: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Split conversions into those that only rename and those that change tensors."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
     kinds = (WeightRenaming, WeightConverter)

@@ -40,9 +40,7 @@ class Piece:
     """The tensors of one file of a checkpoint."""
 
     file: str
-    """Path in the checkpoint's folder."""
     memory: str = ""
-    """The mapped file."""
     bytes: int = 0
     tensors: list[TensorPlace] = field(default_factory=list)
     metadata: dict[str, str] | None = None
@@ -187,7 +185,6 @@ class Segment:
         os.close(self._file)
 
     def _drop(self, first: int) -> None:
-        """Free a chunk and those after it."""
         for number in range(first, len(self._chunks)):
             if address := self._pinned.pop(number, 0):
                 unpin(address)

@@ -92,7 +92,6 @@ def _safe_types() -> list[Any]:
 
 
 def _shared(name: str, pieces: Sequence[Any]) -> torch.Tensor:
-    """Return the tensor that one or several ranks hold whole."""
     import torch
 
     first = pieces[0]

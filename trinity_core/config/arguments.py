@@ -141,6 +141,5 @@ def _validate(model: type[BaseModel], values: dict[str, Any], key: str, report: 
 
 
 def _section(kind: Any) -> type[BaseModel] | None:
-    """Return the model of an argument that is itself a section."""
     options = [option for option in (kind, *get_args(kind)) if isinstance(option, type)]
     return next((option for option in options if issubclass(option, BaseModel)), None)

@@ -50,7 +50,6 @@ class Type:
 
     @property
     def bounds(self) -> Bounds | None:
-        """The bounds of a number, if any."""
         low: list[tuple[Any, bool]] = [(extra.ge, False) for extra in self.extras if isinstance(extra, Ge)]
         low += [(extra.gt, True) for extra in self.extras if isinstance(extra, Gt)]
         high: list[Any] = [extra.le for extra in self.extras if isinstance(extra, Le)]
@@ -90,7 +89,6 @@ class Type:
 
 
 def type_of(annotation: Any) -> Type:
-    """Take an annotation apart."""
     plain, optional = annotation, False
     extras: tuple[Any, ...] = ()
     while True:
@@ -156,22 +154,18 @@ class Setting(Type):
 
     @property
     def derived(self) -> bool:
-        """True if an omitted value follows from other settings."""
         return IS_DERIVED in self.extras
 
     @property
     def unit(self) -> str:
-        """Unit of a number."""
         return next((extra.name for extra in self.extras if isinstance(extra, Unit)), "")
 
 
 def settings(cls: type[BaseModel]) -> list[Setting]:
-    """Return the settings of a section, in order."""
     return [_setting(cls, name) for name in cls.model_fields]
 
 
 def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield every section with its key, outermost first."""
     yield key, cls
     for name, kind in types_of(cls).items():
         if kind.section is not None:

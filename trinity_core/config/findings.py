@@ -72,7 +72,6 @@ class Finding:
     file: str | None = None
     """File (or override) that contains the key."""
     line: int | None = None
-    """Line of that file, from 1."""
 
     @property
     def place(self) -> SourceLocation:
@@ -85,7 +84,6 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """The message with the suggestion, if any."""
         return f"{self.message} Did you mean '{self.suggestion}'?" if self.suggestion else self.message
 
     def __str__(self) -> str:
@@ -119,7 +117,6 @@ class Report:
         """Number of findings added, including duplicates of an earlier stage's: it grows whenever a check fails."""
 
     def add(self, finding: Finding) -> None:
-        """Add a finding with its location, once."""
         self.added += 1
         key, place = self._locate(finding.key)
         value = finding.value
@@ -148,7 +145,6 @@ class Report:
         ]
 
     def check(self) -> None:
-        """Raise ConfigError if there are problems."""
         if self.problems:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
 
@@ -181,12 +177,10 @@ def value_at(tree: Any, path: str | Sequence[str | int]) -> Any:
 
 
 def is_below(key: str, path: str) -> bool:
-    """True if `key` is below `path`."""
     return key.startswith((f"{path}.", f"{path}["))
 
 
 def is_within(key: str, path: str) -> bool:
-    """True if `key` is `path` or below it."""
     return key == path or is_below(key, path)
 
 
@@ -196,7 +190,6 @@ def _parent(key: str) -> str:
 
 
 def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield a finding for every repeated name."""
     seen: set[str] = set()
     for key, name in named:
         if name in seen:

@@ -166,7 +166,6 @@ def text() -> str:
 
 
 def _property(setting: Setting, schema: Schema) -> Schema:
-    """Return the schema of one key: its allowed values and its description."""
     about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
     if setting.section is None or setting.entry is not None:
         about["default"] = setting.default

@@ -175,7 +175,6 @@ def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
 
 
 def _stage_tree(tree: Tree, index: int) -> Tree:
-    """Return the tree of a stage: its own values merged into those above."""
     base = {name: value for name, value in tree.items() if name != "stages"}
     stage = tree["stages"][index]
     own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
@@ -320,7 +319,6 @@ def _replaced(node: Any, seen: Any, resolved: Callable[[], Any], key: str, repor
 
 
 def _reason(reason: str) -> str:
-    """Rephrase OmegaConf's error message."""
     if match := re.search(r"Environment variable '(.+)' not found", reason):
         name = match.group(1)
         return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."

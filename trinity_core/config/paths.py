@@ -116,12 +116,10 @@ def is_backup(buffer: ExperienceBufferConfig) -> bool:
 
 
 def engine_name(config: Config, index: int) -> str:
-    """Return the Ray name of the policy's engine `index`."""
     return f"{actor_prefix(config)}/engine_{index}"
 
 
 def trainer_name(config: Config, rank: int) -> str:
-    """Return the Ray name of the trainer's worker `rank`."""
     return f"{config.name}/{config.trainer.name}_{rank}"
 
 
@@ -174,7 +172,6 @@ def curated_folder(config: Config) -> str | None:
 
 
 def output_root(config: Config) -> Path:
-    """Return the folder of the pipeline's data sets."""
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
     path = pipeline.output.path

@@ -72,7 +72,6 @@ def value_text(setting: Setting) -> str:
 
 
 def default_text(setting: Setting) -> str:
-    """Format the default; "" if there is none."""
     if setting.section is not None:
         return ""
     if setting.derived:

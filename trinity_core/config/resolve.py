@@ -250,7 +250,6 @@ def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
 
 
 def _trainer_input(trainer_input: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
-    """Fill names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
     def stored(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:

@@ -128,7 +128,6 @@ def _aggregation(draft: Draft, loss: str) -> None:
 
 
 def _divergences(draft: Draft) -> None:
-    """Write the KL penalty in the reward, and the KL loss."""
     penalised, kind = draft.get("algorithm.use_kl_in_reward", False), draft.get("algorithm.kl_penalty", "kl")
     control = {name: draft.get(f"algorithm.kl_ctrl.{name}") for name in ("type", "kl_coef", "horizon", "target_kl")}
     on = "algorithm.kl_penalty" if penalised else "algorithm.use_kl_in_reward"

@@ -21,7 +21,6 @@ def is_fully_async(draft: Draft) -> bool:
 
 
 def has_rollout_gpus(draft: Draft) -> bool:
-    """True if rollouts have their own GPUs."""
     return is_fully_async(draft) or "one_step_off" in draft.verl.program
 
 

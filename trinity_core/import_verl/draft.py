@@ -52,7 +52,6 @@ class Draft:
     """veRL keys that have been handled."""
 
     def __post_init__(self) -> None:
-        """Look up the run's keys in the table."""
         self.actions = verl_actions(self.verl.is_sft)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -76,7 +75,6 @@ class Draft:
         return key if self.verl.values.get(key) not in (None, "???") else f"{key} (veRL's default)"
 
     def put(self, native: str, value: Any, origin: str) -> None:
-        """Write a value at a dotted key."""
         *path, name = native.split(".")
         section = self.tree
         for segment in path:
@@ -84,7 +82,6 @@ class Draft:
         section[name] = Written(value, origin)
 
     def leave(self, key: str, reason: str) -> None:
-        """Record that a key has no counterpart."""
         self.used.add(key)
         value = self.verl.values.get(key)
         text = shown(value.text if isinstance(value, Unread) else value)
@@ -158,7 +155,6 @@ class Draft:
 
 
 def whole(draft: Draft, key: str, default: int) -> int:
-    """Return a whole number that others are computed from."""
     value = draft.get(key, default)
     if isinstance(value, str) and value.isdigit():
         return int(value)

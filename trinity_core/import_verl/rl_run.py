@@ -32,9 +32,7 @@ class GpuLayout:
     """The engines' GPUs; the trainer gets the rest."""
 
     engines: int
-    """Number of the policy's engines."""
     tensor_parallel: int
-    """GPUs per engine."""
     reward_models: int = 0
     """Copies of the reward model, each on one GPU."""
 
@@ -54,7 +52,6 @@ def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayou
 
 
 def write_reinforced(draft: Draft) -> None:
-    """Fill the draft of a run that explores."""
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
     interval = (write_async_batches if is_fully_async(draft) else _batches)(draft, rollouts)
     if not write_algorithm(draft, rollouts, interval):
@@ -92,7 +89,6 @@ def write_adapter(draft: Draft, section: str) -> None:
 
 
 def write_run(draft: Draft) -> None:
-    """Write where metrics and checkpoints go."""
     loggers = draft.get("trainer.logger", ["console", "wandb"])
     if name := _tracker(loggers):
         draft.put("monitor.monitor_type", name, draft.origin("trainer.logger"))
@@ -140,7 +136,6 @@ def _truncation(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft) -> None:
-    """Write nodes, engines, and the reward model."""
     size = whole(draft, f"{ROLLOUT}.tensor_model_parallel_size", 2)
     rewarding = bool(draft.get("reward_model.enable", False))
     if has_rollout_gpus(draft) and not rewarding:

@@ -104,7 +104,6 @@ REINFORCED: Keys = keys(
         "ray_init": noted("The run starts its own Ray, or joins cluster.ray_address."),
     },
 )  # fmt: skip
-"""Reinforcement learning (main_ppo, main_dapo)."""
 
 SUPERVISED: Keys = keys(
     within("model", {
@@ -144,7 +143,6 @@ SUPERVISED: Keys = keys(
         "trainer.max_ckpt_to_keep": imported("trainer.max_checkpoints_to_keep"),
     },
 )  # fmt: skip
-"""Supervised fine-tuning (fsdp_sft_trainer, sft_trainer)."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "": {

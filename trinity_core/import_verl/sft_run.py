@@ -12,7 +12,6 @@ from trinity_core.import_verl.tasks import data_set_names, files
 
 
 def write_supervised(draft: Draft) -> None:
-    """Fill the draft of a run that learns from a data set."""
     draft.put("mode", "train", "no explorer")
     draft.put("algorithm.algorithm_type", "sft", draft.verl.program)
     for key in ("data.val_files", "trainer.test_freq"):

@@ -131,7 +131,6 @@ class ShellCommand:
     """A command that is not built into bash, or `exit`."""
 
     line: int
-    """Line of the script, from 1."""
     is_asked: bool
     """True if the script continues with its output, or depends on its success."""
     words: list[str]
@@ -143,7 +142,6 @@ class ShellRun:
     unset: list[str]
     """Environment variables that were assumed to be unset."""
     failures: dict[int, str]
-    """bash's own error messages, by line."""
 
 
 def dry_run(text: str, arguments: Sequence[str] = (), name: str = "script.sh") -> ShellRun:
@@ -188,7 +186,6 @@ class _Rewriting:
 
     source: bytes
     edits: list[tuple[int, int, str]] = field(default_factory=list)
-    """Begin, end and replacement."""
     used: dict[str, int] = field(default_factory=dict)
     """Variable → position of its first use; likewise below."""
     asked: dict[str, int] = field(default_factory=dict)
@@ -206,7 +203,6 @@ class _Rewriting:
         return rewriting
 
     def result(self) -> str:
-        """Return the script to run in bash."""
         pieces, at = [], 0
         for begin, end, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
             if begin >= at:

@@ -32,7 +32,6 @@ def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
 
 
 def write_tasks(draft: Draft, responses: Any) -> None:
-    """Write training and eval task sets; `responses` is the maximum response length."""
     columns = _columns(draft)
     shuffled = draft.get("data.shuffle", True)
     order: dict[str, Any] = {

@@ -29,7 +29,6 @@ PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|fully_async_main|\
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
 _DEEPEST = 20
-"""Maximum depth of nested references."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,9 @@ class VerlSettings:
     program: str
     """The module that is run, such as `verl.trainer.main_ppo`."""
     values: dict[str, Any]
-    """Dotted key → value; `Unread` if the file does not contain it."""
     launcher: dict[str, str] = field(default_factory=dict)
     """Options of torchrun, such as `nproc_per_node`."""
     remarks: tuple[str, ...] = ()
-    """Parts that were not followed."""
 
     @property
     def is_sft(self) -> bool:

@@ -42,7 +42,6 @@ T = TypeVar("T")
 EXPERIENCE_OPERATORS = "data_processor.experience_pipeline.operators"
 TASK_OPERATORS_KEY = "data_processor.task_pipeline.operators"
 BUILT_IN = "trinity_core.workflows."
-"""Prefix of the modules of built-in workflows."""
 PURE_MODULES = (operators.__name__, shaping.__name__)
 """Modules of experience operators that depend only on their arguments."""
 
@@ -209,7 +208,6 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
 
 
 def _typed_selector(key: str, section: TaskSelectorConfig, report: Report, imports: bool) -> dict[str, Any]:
-    """Return the arguments of a task selector, by their key in the task set."""
     key, name = f"{key}.task_selector", section.selector_type
     selector = _resolved(SELECTORS, name, f"{key}.selector_type", report, imports)
     if selector is None:
@@ -389,7 +387,6 @@ def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]
 
 
 def _reward_is_environments(taskset: TasksetConfig) -> bool:
-    """True if the task set's rewards come from an environment."""
     workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
     return workflow is not None and issubclass(workflow, EnvWorkflow) and workflow.run is EnvWorkflow.run
 

@@ -245,7 +245,6 @@ def _storable(operator: Operator, experiences: list[Experience]) -> list[Experie
 
 
 def _groups(experiences: Sequence[Experience]) -> Counter[str]:
-    """Return group → number of experiences."""
     return Counter(e.group for e in experiences)
 
 

@@ -29,7 +29,6 @@ class OwnProcess:
         processed = config.data_processor.experience_pipeline
         self.names = [operator.name for operator in processed.operators] if processed else []
         self.running = ""
-        """The operator started last in the current process."""
         self._config = config
         self._worker: Worker | None = None
         self._closed = False
@@ -113,7 +112,6 @@ class HostedOperators:
         return to_bytes(self._experiences) if self._experiences else b""
 
     def close(self) -> None:
-        """Close resources of the operators."""
         if isinstance(self._data_juicer, LocalDataJuicer):
             self._data_juicer.close()
 

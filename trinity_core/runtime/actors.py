@@ -195,7 +195,6 @@ def take_over(engines: list[Any], config: Config, model_path: str, check: Callab
 
 
 def renew(workers: list[Any], config: Config, threads: int, check: Callable[[], None]) -> None:
-    """Move running workers to another stage's trainer."""
     timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
     results_of([worker.renew.remote(config, threads) for worker in workers], timed)
 
@@ -264,7 +263,6 @@ def run_until_done(
 
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
-    """Return the environment variables that DeepSpeed and torch read."""
     from trinity_core.inference.settings import PASSIVE_THREADS
 
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}

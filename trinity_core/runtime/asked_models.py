@@ -34,7 +34,6 @@ from trinity_core.workflows.rollout_model import RolloutModel
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Interval of checks that Ray is alive while a model is asked."""
 ENDPOINT_SECONDS = 800.0
 """Time for a question to an endpoint, including retries."""
 T = TypeVar("T")

@@ -40,7 +40,6 @@ def audit_runs(
 
 
 def audit_text(name: str, audit: Audit) -> str:
-    """Format an audit for a terminal."""
     trained = f"  at steps {min(audit.trained_at)} to {max(audit.trained_at)}" if audit.trained_at else ""
     lines = [
         name,

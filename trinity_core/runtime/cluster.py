@@ -32,7 +32,6 @@ AGAIN_SECONDS = 300.0
 """Time to wait for GPUs that an earlier attempt used: dying processes may release them slowly, and a node takes minutes
 to start."""
 LOOK_SECONDS = 5.0
-"""Interval of checks that Ray is alive."""
 NAME_SECONDS = 30.0
 """Time for Ray to end the actors of a killed process and free their names."""
 PLACE_SECONDS = 600.0
@@ -49,7 +48,6 @@ class Cluster:
 
     def __init__(self, config: Config, machine: Machine) -> None:
         self.nodes = [machine]
-        """Cores and GPUs of each node."""
         self.address = config.cluster.ray_address
         self._started: list[Any] = []
         self._users = 0
@@ -241,7 +239,6 @@ class Cluster:
 
     @property
     def shared(self) -> bool:
-        """True if more than one user has opened it, such as a pipeline: another stage may follow."""
         return self._users > 1
 
     def leave(self, what: str, key: Any, actors: list[Any]) -> None:
@@ -259,7 +256,6 @@ class Cluster:
         return []
 
     def write_timeline(self, path: Path) -> None:
-        """Write a timeline of the cluster's processes, for chrome://tracing."""
         import ray
 
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +290,6 @@ def machine(gpus: int | None) -> Machine:
 
 
 def machine_of(resources: dict[str, float]) -> Machine:
-    """Return the cores and GPUs of a Ray node, given its resources."""
     return Machine(int(resources.get("CPU", 1)), int(resources.get("GPU", 0)))
 
 
@@ -373,12 +368,10 @@ def _keeping_sigterm() -> Iterator[None]:
 
 
 def note_room(address: str | None) -> None:
-    """Record that the Ray at `address` had room for a run of this process."""
     _had_room.add(address)
 
 
 def gpu_seconds() -> float:
-    """Return the seconds to wait for GPUs in use on this machine."""
     return AGAIN_SECONDS if None in _had_room else FREE_SECONDS
 
 

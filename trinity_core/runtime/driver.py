@@ -63,14 +63,12 @@ class Terminal(Frontend):
 
 
 def run_configuration(config: Config, frontend: Frontend = PLAIN, is_ready: bool = False) -> dict[str, Any]:
-    """Run a checked configuration with all its stages; return its summary."""
     if config.stages:
         return run_pipeline(config, frontend, is_ready)
     return run_request(StageRequest(config, flow_of(config), is_ready=is_ready), frontend)
 
 
 def run_request(request: StageRequest, frontend: Frontend = PLAIN) -> dict[str, Any]:
-    """Run or evaluate one stage; return its summary."""
     stage = frontend.call("resolve", lambda: resolve(request, frontend))
     if request.kind == "evaluate":
         return evaluate_stage(stage, request.which, frontend)
@@ -317,7 +315,6 @@ def _part_name(config: Config) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a configuration with all its stages without Prefect."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")

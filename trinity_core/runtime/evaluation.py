@@ -97,7 +97,6 @@ def _is_there(config: Config, step: int) -> bool:
 
 
 def trainer_has_finished(config: Config) -> bool:
-    """True if a checkpoint of the run holds its trainer's last step."""
     with open_run_store(config) as store:
         return store.trainer().finished
 

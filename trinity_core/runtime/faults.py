@@ -69,7 +69,6 @@ ANOTHER_FOLLOWS: ContextVar[Callable[[], bool]] = ContextVar("another_follows", 
 
 
 def is_cancelled() -> bool:
-    """True if all runs of the current context have been asked to save and end."""
     token = CANCEL_TOKEN.get()
     return token is not None and token.cancelled
 

@@ -33,7 +33,6 @@ def stores_of(
 
 
 def open_store(folder: Path, url: str) -> Database:
-    """Open the store at `url` of the run in `folder`, read-only."""
     namespace = _namespace(folder, namespaces(url), url)
     return Database(url, tables(namespace), namespace, read_only=True)
 
@@ -55,7 +54,6 @@ def runs_in(folder: Path) -> Sequence[Path]:
 
 
 def _sqlite(folder: Path) -> str | None:
-    """Return the URL of the run's own SQLite file."""
     databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
     if len(databases) > 1:
         names = ", ".join(path.name for path in databases)

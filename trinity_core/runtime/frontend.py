@@ -43,7 +43,6 @@ class Frontend:
         return step()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
-        """Run one stage of several and return its result."""
         return run()
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:

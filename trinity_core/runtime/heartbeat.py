@@ -18,7 +18,6 @@ from trinity_core.waits import Wait
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
-"""Interval between two requests."""
 SILENCE_SECONDS = 600.0
 """Time limit for an answer. A busy process may run no Python code for minutes, for example while it writes a large
 checkpoint."""
@@ -71,8 +70,6 @@ def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[
 
 
 def explorer_starts(config: Config) -> AbstractContextManager[None]:
-    """Announces a starting explorer until it reports for itself."""
-
     def note() -> None:
         with open_run_store(config) as store:
             store.mark_seen(EXPLORER, config.explorer.name)

@@ -47,7 +47,6 @@ class Bundles:
     """GPUs taken on each node."""
     engines: list[int]
     auxiliary: list[list[int]]
-    """Nodes of the engines of each auxiliary model."""
     trainers: list[int]
 
 
@@ -92,7 +91,6 @@ class ReservedNodes(AnyNode):
 
     places: Bundles
     group: Any
-    """Ray's placement group."""
 
     def engine(self, index: int) -> Any:
         return self.bundle(self.places.engines[index])
@@ -107,13 +105,11 @@ class ReservedNodes(AnyNode):
         return self.bundle(0)
 
     def bundle(self, number: int) -> Any:
-        """Return the scheduling strategy for a process on this node."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, number)
 
     def addresses(self) -> list[str]:
-        """Return the addresses of the bundles' nodes."""
         import ray
         from ray.util.placement_group import placement_group_table
 

@@ -45,9 +45,7 @@ class PlannedStage:
     """One subflow of a pipeline."""
 
     name: str
-    """The stage's name in the configuration."""
     flow: str
-    """`sft`, `rft` or `evaluate`."""
     config: Config
     done: dict[str, Any] | None
     """The summary, if an earlier attempt finished the stage."""
@@ -67,7 +65,6 @@ class Plan:
 
 
 def plan_stages(config: Config) -> Plan:
-    """Return the plan of a checked configuration, including which stages are done."""
     configs = stages(config)
     done = finished(configs)
     planned = [

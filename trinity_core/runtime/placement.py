@@ -51,11 +51,9 @@ class Placement:
     engines: int
     """Number of the policy's engines; 0 if the run does not generate."""
     engine_gpus: float
-    """GPUs per engine."""
     auxiliary_gpus: tuple[int, ...]
     """GPUs per engine of each auxiliary model."""
     trainers: int
-    """Number of trainer workers; 0 if the run does not train."""
     trainer_gpus: float
     """GPUs per trainer worker."""
     engine_threads: int
@@ -63,7 +61,6 @@ class Placement:
     in_turn: bool
     """True if engines and trainer alternate, so that each may use every core."""
     gpus: float = 0
-    """GPUs of all processes together."""
     nodes: AnyNode = AnyNode()
     """Nodes of a joined cluster that are reserved for these processes."""
     colocated: bool = False
@@ -71,12 +68,10 @@ class Placement:
 
     @property
     def shares_gpu(self) -> bool:
-        """True if an engine and the trainer are on the same GPU."""
         return bool(self.engines) and bool(self.trainers) and 0 < self.engine_gpus < 1
 
     @property
     def on_gpu(self) -> bool:
-        """True if any process of this run uses a GPU."""
         return self.gpu_per_node > 0
 
 
@@ -156,7 +151,6 @@ def alone(config: Config, placement: Placement) -> Placement:
 
 
 def components_of(config: Config, placement: Placement) -> set[str]:
-    """Return which of `explore` and `train` a run consists of."""
     wanted = {
         "explore": placement.engines > 0 and (config.mode == "both" or config.explores_alone),
         "train": placement.trainers > 0,

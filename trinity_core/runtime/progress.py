@@ -41,7 +41,6 @@ class ProgressReport:
         self._step = -1
         self._metrics = MetricsReader(config.job_dir, self._forget)
         self._last: MetricLine | None = None
-        """The newest line of this source."""
         self._reading = Lock()
         """Serialises reading, because the last report may overlap with the previous one."""
         self._read()
@@ -74,7 +73,6 @@ class ProgressReport:
         self.tell(text, percent)
 
     def tell(self, text: str, percent: float) -> None:
-        """Show the text of a report."""
         log.info("%s: %s", self.source, text)
 
     def _read(self) -> MetricLine | None:
@@ -103,7 +101,6 @@ class ActorWaits:
 
     def __init__(self, ask: Callable[[], Future[dict[str, Any]]]) -> None:
         self._ask = ask
-        """Requests the actor's `progress`."""
         self._answer: Future[dict[str, Any]] | None = None
         self._next = 0.0
         self._since: float | None = None

@@ -185,7 +185,6 @@ def _configuration(
 @dataclass(frozen=True, slots=True)
 class _DataSet:
     storage: dict[str, Any]
-    """Configuration keys for its location and format."""
     columns: tuple[str, ...]
     """Columns of the first row; () if it has not been read."""
 

@@ -31,7 +31,6 @@ ANSWER_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 """Time for the head to answer later, on a busy machine. After 60 s without an answer Ray would end this process."""
 KEPT_AT = "~/.ray/auth_token"
-"""Where Ray keeps its token."""
 OBJECT_STORE_BYTES = 512 * 2**20
 """Only batches and eval results pass through the object store, not weights. More would take shared memory from weight
 sync."""
@@ -40,7 +39,6 @@ AGENT_SECONDS = 180
 STARTS = 3
 """Attempts to start Ray, which gives its node 30 s each time."""
 END_SECONDS = 5.0
-"""Time for the processes of a failed attempt to end."""
 SOCKET_BYTES = 68
 """Length of the names in Ray's temporary folder: its own, a session's and a socket's."""
 
@@ -60,7 +58,6 @@ class RayNode:
     raylet: str
     """Socket of the node's raylet; empty for a client (`ray://`), which has no node."""
     head: str
-    """`host:port` of the cluster's head."""
     node_id: str
     ours: bool
     """True if this process started Ray: a lost head then does not come back."""

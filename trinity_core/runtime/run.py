@@ -82,7 +82,6 @@ def run(stage: Stage, frontend: Frontend = PLAIN) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a configuration with all its stages without Prefect."""
     from trinity_core.runtime import driver
 
     driver.main()

@@ -103,7 +103,6 @@ class RunAttempt:
 
     @property
     def components(self) -> set[str]:
-        """Which of `explore` and `train` this run consists of."""
         return components_of(self.config, self.placement)
 
     def is_stopping(self) -> bool:
@@ -111,7 +110,6 @@ class RunAttempt:
         return self._stop.is_set() or (self._token is not None and self._token.cancelled)
 
     def stop(self) -> None:
-        """Ask everything to save and end."""
         self._stop.set()
 
     def raise_if_cancelled(self) -> None:

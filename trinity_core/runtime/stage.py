@@ -71,7 +71,6 @@ class Stage:
     stage: str
     """`rft`, `sft`, `evaluate` …, or the stage's name in a pipeline."""
     parent_dir: Path | None = None
-    """The pipeline's folder."""
     resumed_step: int = 0
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
@@ -89,7 +88,6 @@ class StageRequest:
     kind: str = ""
     """`rft`, `sft` or `evaluate`; "": what runs the stage (`flow_of`)."""
     stage: str = ""
-    """The stage's name; "" for a configuration without stages."""
     model_path: str = ""
     """The previous stage's model, if any."""
     which: str = ""
@@ -251,7 +249,6 @@ def _forget_weights(config: Config, components: set[str]) -> None:
 
 
 def _has_rows(config: Config) -> bool:
-    """True if an explorer has stored rollouts for the run."""
     with open_run_store(config) as store:
         return any(store.explorer_steps().values())
 

@@ -93,7 +93,6 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """Format a summary for the terminal, in a few lines."""
     scores = f", scores {summary['scores']}" if summary["scores"] else ""
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
@@ -125,7 +124,6 @@ def summary_path(config: Config) -> Path:
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
-    """Write the summary atomically to `summary_path`."""
     when_room(partial(config.job_dir.mkdir, parents=True, exist_ok=True), config.job_dir)
     write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 OPEN_SECONDS = 300.0
 """Time for the tracking system to open: a new MLflow database on a busy machine takes a minute."""
 AGAIN_SECONDS = 5.0
-"""Pause between attempts to open one that does not answer."""
 
 
 class TrackingThread:

@@ -49,7 +49,6 @@ class TaskVerdict:
 
 
 def verdicts_file(config: Config) -> Path:
-    """Return the file for the run's verdicts."""
     return config.job_dir / "human" / "verdicts.jsonl"
 
 

@@ -148,7 +148,6 @@ class _Slot:
         return self.map
 
     def unmap(self) -> None:
-        """Unpin and drop the mapping."""
         if self.pinned:
             unpin(self.pinned)
         self.map, self.pinned = None, 0

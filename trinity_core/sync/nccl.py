@@ -126,7 +126,6 @@ def needs_copies(config: Config) -> bool:
 
 
 def engine_dtype(config: Config) -> str:
-    """Return the dtype of the engines' weights, which are on GPUs."""
     return dtype_of(config.explorer.rollout_model.dtype, on_gpu=True)
 
 

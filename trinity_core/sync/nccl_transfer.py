@@ -79,7 +79,6 @@ class EngineGroup:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the NCCL group: the trainer's rank 0 and every worker."""
         return 1 + len(self.engines) * self.workers
 
     def init_weight_transfer_engine(self, init_info: Payload) -> None:
@@ -142,7 +141,6 @@ class VllmWeights:
             }
 
     def metadata(self) -> list[Any]:
-        """Return name, dtype and shape of each tensor, in order of iteration."""
         import torch
         from vllm.distributed.weight_transfer.base import ParamMeta
 

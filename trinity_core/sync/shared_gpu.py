@@ -20,7 +20,6 @@ from trinity_core.files import clear_errors
 from trinity_core.waits import Wait, poll
 
 LOOK_SECONDS = 0.25
-"""Interval between two checks whether the GPU is still needed."""
 
 
 class SharedGpu:
@@ -38,7 +37,6 @@ class SharedGpu:
 
     @property
     def text(self) -> str:
-        """Description of the current wait; empty if there is none."""
         return self._wait.text if self._wait else ""
 
     def acquire(

@@ -46,7 +46,6 @@ class Layout:
     """Absolute begin and end offset of each tensor."""
     specs: dict[str, TensorSpec]
     size: int
-    """Size of the whole file in bytes."""
 
 
 _CODES = {

@@ -26,13 +26,11 @@ class VersionRecord:
     file: str
     """Path of the tensor file, relative to the record's folder, or absolute."""
     size: int
-    """Size of that file in bytes."""
     nonce: str
     """Unique per publication, so that a reader notices when the same version is published again."""
     aliases: dict[str, str]
     """Name → name under which its tensor is stored (tied embeddings)."""
     check: WeightCheck | None = None
-    """The weight check that an engine must pass after loading."""
     digests: dict[str, TensorDigest] = field(default_factory=dict)
     """Digests by tensor name, including names in `aliases`."""
 

@@ -74,7 +74,6 @@ class TrainerRank:
     explorers_wait: Callable[[int], bool]
     """True if every explorer waits for this version or a newer one, or has finished. Called on rank 0 only."""
     stopping: Callable[[], bool]
-    """True once the run has been asked to stop."""
     held: Callable[[], Mapping[str, TensorDigest]] = dict
     """Digests of tensors that engines already hold: an adapter's base. The first call is collective if `weights`
     gathers."""
@@ -133,7 +132,6 @@ class WeightVersions(ABC):
         """Return the loadable versions, ascending."""
 
     def whole(self) -> list[int]:
-        """Return the versions whose tensors can be read, ascending."""
         return [version for version in self.versions() if next(self.load(version), None) is not None]
 
     def there_at_start(self) -> list[int]:
@@ -153,7 +151,6 @@ class WeightVersions(ABC):
         """Remove the record of `version`; its memory is freed after the last reader."""
 
     def record(self, version: int) -> VersionRecord | None:
-        """Return the record of `version`, or None if the version is gone."""
         return VersionRecord.read(self._record_path(version))
 
     def check(self, version: int) -> WeightCheck | None:
@@ -259,7 +256,6 @@ class WeightVersions(ABC):
         return gone
 
     def remove(self) -> None:
-        """Remove every version and free the memory, at the end of a run."""
         self.rewind(-1)
 
     def _point_to(self, version: int | None, durable: bool = False) -> None:

@@ -46,7 +46,6 @@ class WeightCheck:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     dtype: str = "float32"
-    """The trainer's compute dtype."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2 or len(self.logprobs) != len(self.tokens) - 1:

@@ -22,7 +22,6 @@ class LearningCurve:
 
     def __init__(self, job_dir: Path | str, title: str = "") -> None:
         self.step = 0
-        """The latest step read."""
         self._job_dir, self._title = Path(job_dir), title or Path(job_dir).name
         self._metrics = MetricsReader(job_dir, self._forget)
         self._points: dict[str, dict[str, dict[int, float]]] = {}

@@ -124,10 +124,8 @@ class Forwarder:
         """The evaluations when `_scores` was read; determining their settings takes a while."""
         self._scores_sent: dict[int, float] = {}
         self.dropped_traces = 0
-        """Number of steps whose rollouts are never sent as traces."""
 
     def poll(self) -> int:
-        """Forward new content and return the number of lines."""
         count = sum(self._forward_lines(tail) for tail in self._tails)
         self._forward_rollouts()
         self._forward_checkpoints()

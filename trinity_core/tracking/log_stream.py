@@ -29,7 +29,6 @@ class LogEntry:
     actor: str
     """The file's path in the log folder without `.log`: `explorer_engine_0`, `10.0.0.2/trainer_1`."""
     text: str
-    """Logger and message, possibly of several lines."""
 
 
 def parse(text: str, actor: str, before: LogEntry | None = None) -> list[LogEntry]:
@@ -117,7 +116,6 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
 
 
 def entry_line(entry: LogEntry) -> str:
-    """Format an entry for printing: time, level, actor, logger and message."""
     return f"{entry.time[5:] or '-':18} {entry.level:7} {entry.actor} {entry.text}"
 
 

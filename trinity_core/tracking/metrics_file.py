@@ -22,7 +22,6 @@ from trinity_core.runlock import one_at_a_time
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; writing a line takes well under a millisecond."""
 LOCK_SECONDS = 60.0
-"""Time for other processes to release the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
@@ -70,7 +69,6 @@ class MetricsFile:
             sync_file(self.path)
 
     def has(self, step: int) -> bool:
-        """True if this source has written a line for the step."""
         return any(line.step == step and line.source == self.source for line in read_metrics(self.path.parent.parent))
 
     def _append(self, line: dict[str, object]) -> None:
@@ -187,7 +185,6 @@ class Tail:
         return _locked(self._state)
 
     def takes(self, source: str) -> bool:
-        """True if lines from `source` belong to this stream."""
         return source == self._own if self._own else stream_of(source) == self._stream
 
     def read(self) -> tuple[list[MetricLine], int]:
@@ -220,7 +217,6 @@ class Tail:
 
 
 def was_tracked(job_dir: Path | str) -> bool:
-    """True if metrics of the job have been forwarded before."""
     return any(metrics_path(job_dir).parent.glob(f"{FORWARDED_PREFIX}*.json"))
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 DESCRIPTION = "mlflow.note.content"
 """The tag that MLflow shows as the description of a run or an experiment."""
 EXPERIMENT = "Runs of the project"
-"""Beginning of our description of an experiment."""
 MOST_BYTES = 1 << 30
 """Data sets larger than this get a fingerprint of their size only."""
 LONGEST_KEY, LONGEST_MODEL, LONGEST_DATA_SET, LONGEST_DIGEST = 250, 256, 500, 36
@@ -86,7 +85,6 @@ def _digest(path: str, split: str, subset: str | None) -> str:
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (context, settings) for each data set with a path."""
     buffer = config.get("buffer") or {}
     explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
     data_sets = [

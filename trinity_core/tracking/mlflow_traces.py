@@ -104,12 +104,10 @@ def _span(
 
 
 def _span_id(trace_id: str, number: int) -> str:
-    """Return 16 hex digits derived from the trace and the span's number."""
     return sha256(f"{trace_id} {number}".encode()).hexdigest()[:16]
 
 
 def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
-    """Return reward, its parts and other numbers as feedback, and the reference answer as expectation."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback
 
     source = AssessmentSource("CODE", "trinity")

@@ -62,14 +62,12 @@ KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """Tag of the experiment that makes MLflow's page open with runs and charts. Without it, MLflow infers agent evaluations
 from our sampled rollouts."""
 BATCH = 1000
-"""MLflow's maximum number of metrics per `log_batch`."""
 PARAMS_BATCH = 100
 STARTS = "trinity.starts"
 """Tag with the number of starts of the run that had different settings. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Default environment of MLflow's client, whose own defaults are 7 attempts of 120 s. The forwarder retries anyway."""
 LOCK_SECONDS = 180.0
-"""Time for another process to create the same store or run."""
 VALUE_LENGTH = 5000
 STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
@@ -77,7 +75,6 @@ _held: set[Path] = set()
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
-    """Return the address of the store next to the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
 
 
@@ -442,7 +439,6 @@ def _note(job_dir: Path) -> Path:
 
 
 def _noted(job_dir: Path) -> dict[str, Any]:
-    """Return the record of a job's MLflow run; empty if there is none."""
     return read_json(_note(job_dir)) or {}
 
 

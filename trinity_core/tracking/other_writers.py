@@ -38,7 +38,6 @@ class TensorBoardWriter(Writer):
 
     @property
     def link(self) -> str:
-        """The command that shows the curves."""
         return shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(self._folder)])
 
     def log(self, lines: Sequence[MetricLine]) -> None:

@@ -28,7 +28,6 @@ class SampledRollout:
     response: str
     reward: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
-    """The reward's parts and other numbers of this rollout."""
     truth: str = ""
     task_index: int = -1
     run: int = 0
@@ -80,7 +79,6 @@ def save_rollouts(
 
 
 def read_rollouts(path: Path) -> list[SampledRollout]:
-    """Read the rollouts in a file. Missing fields get their defaults."""
     known = set(SampledRollout.__dataclass_fields__)
     lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may occur within a line
     rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]

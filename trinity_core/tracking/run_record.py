@@ -58,7 +58,6 @@ class RunRecord:
     pid: int = 0
     host: str = ""
     mark: str = ""
-    """`start_mark` of the process."""
     earlier: float = 0.0
     """Seconds that earlier attempts took; a killed attempt counts until its last metrics."""
     software: dict[str, str] = field(default_factory=dict)
@@ -73,7 +72,6 @@ class RunRecord:
 
     @property
     def works_here(self) -> bool:
-        """True if a process on this machine works on it."""
         is_here = not RunState(self.state).is_over and self.host == socket.gethostname()
         return is_here and still_runs(self.pid, self.began, self.mark)
 
@@ -150,7 +148,6 @@ def record_end(job_dir: Path, own: RunRecord | None, outcome: RunOutcome) -> Non
 
 
 def read_record(job_dir: Path) -> RunRecord | None:
-    """Read the record of a run, or None."""
     known = {entry.name for entry in fields(RunRecord)}
     record = read_json(record_path(job_dir))
     return RunRecord(**{name: value for name, value in record.items() if name in known}) if record else None

@@ -219,7 +219,6 @@ def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
 
 
 def by_eval_set(config: Config, metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return eval set → metric → value from the metrics of one evaluation."""
     sets: dict[str, dict[str, float]] = {}
     for taskset in config.buffer.explorer_input.eval_tasksets:
         below = f"eval/{taskset.name}/"

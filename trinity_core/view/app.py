@@ -40,11 +40,9 @@ TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
 TABLE_GROUPS = 25
-"""Groups per page of the table."""
 ROUNDING = 1e-9
 """Mean rewards that differ by less count as equal."""
 LARGEST = 2**63 - 1
-"""The largest integer that a database holds."""
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 

@@ -47,7 +47,6 @@ def find_groups(
 
 
 def group_row(connection: Connection, t: Tables, group_id: int) -> Json | None:
-    """Return one group as in a page, or None."""
     rows = connection.execute(select(t.groups).where(t.groups.c.id == group_id)).all()
     return next(iter(_entries(connection, t, rows)), None)
 

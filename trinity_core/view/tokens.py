@@ -10,7 +10,6 @@ import numpy as np
 from trinity_core.data.experience import Experience
 
 PAGE = 2_000
-"""Tokens per page."""
 LONGEST_CHARACTER = 4
 """Bytes of a character, so its maximum number of tokens."""
 
@@ -45,7 +44,6 @@ def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -
 
 
 def _added(tokenizer: Any, before: int | None, ids: list[int]) -> str:
-    """Return the text that `ids` add after the token `before`."""
     if before is None:
         return _decoded(tokenizer, ids)
     alone, both = _decoded(tokenizer, [before]), _decoded(tokenizer, [before, *ids])

@@ -43,7 +43,6 @@ class ViewedRun:
         self._database: Database | None = open_store(folder, store) if store else None
         self._lock = Lock()
         self.advantages = lru_cache(maxsize=8)(self._advantages)
-        """Cached advantages of a group, by its id."""
 
     @property
     def has_store(self) -> bool:

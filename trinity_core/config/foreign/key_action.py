@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Convert = Callable[[Any, Mapping[str, Any]], Any]
-"""(value, its section) → the value here."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ ROPE = refused("change it in the model folder's config.json, which the engines a
 
 
 def _juicer(path: Any, _: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the operators for a Data-Juicer recipe."""
     return [{"name": "data_juicer", "args": {"config_path": path}}]
 
 

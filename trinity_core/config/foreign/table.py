@@ -26,7 +26,6 @@ from trinity_core.config.foreign.key_action import (
 from trinity_core.config.schema import Config, StageConfig
 
 ROOT = "trainer.trainer_config"
-"""Key of a veRL trainer configuration."""
 KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
 """Section of the schema → foreign keys allowed in it."""
 

@@ -43,7 +43,6 @@ class Place(NamedTuple):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The section's values, including inherited ones."""
         return merge(self.inherited, self.node, WHOLE) if self.inherited else self.node
 
 

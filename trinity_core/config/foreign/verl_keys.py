@@ -64,7 +64,6 @@ def imported(to: str, convert: Callable[[Any], Any] | None = None) -> Imported:
 
 
 def _adapter(rank: Any, model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the adapter of veRL's keys, with veRL's defaults."""
     targets = model.get("target_modules") or "all-linear"
     path, alpha = model.get("lora_adapter_path"), model.get("lora_alpha", 16)
     return [{"path": path, "lora_rank": rank, "lora_alpha": alpha, "target_modules": targets}]

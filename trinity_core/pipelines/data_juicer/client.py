@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Step = Mapping[str, Any]
-"""Data-Juicer operator → its arguments."""
 
 STATISTICS, SCORE, RECORD = "__dj__stats__", "_score", "_record"
 """Column with the filters' statistics; suffixes of a model's score and of its record, which is empty if there was no
@@ -101,7 +100,6 @@ def measured(left: Row) -> dict[str, Any]:
 def process_rows(
     rows: Sequence[Row], server: Processes, operators: Sequence[Step] | None = None, config_path: str | None = None
 ) -> list[Row]:
-    """Apply Data-Juicer's operators to the rows. Statistics that filters wrote are in `__dj__stats__`."""
     return server.process(rows, steps_of(operators, config_path))
 
 
@@ -135,10 +133,10 @@ def data_juicer(
     """Run Data-Juicer's operators on the texts of experiences: rows of `prompt`, `response`, `text`, `reward`.
 
     Experiences whose rows a filter drops are dropped. Filters' statistics are written to `info` by name (`text_len`,
-    `llm_quality_score` ...), for `reward_shaping_mapper`. A changed `reward` becomes the experience's; answers without a
-    verdict keep a null reward. `operators` is a list as in Data-Juicer's own configuration, `config_path` such a file.
-    Raises TrinityError if an operator changes a prompt or a response, because the tokens would not change with it, or if
-    a changed reward is not a finite number.
+    `llm_quality_score` ...), for `reward_shaping_mapper`. A changed `reward` becomes the experience's; answers without
+    a verdict keep a null reward. `operators` is a list as in Data-Juicer's own configuration, `config_path` such a
+    file. Raises TrinityError if an operator changes a prompt or a response, because the tokens would not change with
+    it, or if a changed reward is not a finite number.
     """
     rows = [_row(place, experience) for place, experience in enumerate(experiences)]
     kept = []

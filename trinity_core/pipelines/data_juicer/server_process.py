@@ -53,7 +53,6 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Return the version."""
         if self._is_allowed():
             self._answer(200, {"version": importlib.metadata.version("py-data-juicer")})
 

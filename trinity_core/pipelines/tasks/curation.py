@@ -75,14 +75,11 @@ class CuratedDataset:
     folder: Path
     fingerprint: str
     rows: int
-    """Rows in `train.jsonl`."""
     test_rows: int
-    """Rows in `test.jsonl`."""
     read: int
     rejected: int
     """Rejected rows, in `rejected.jsonl` with file, line and reason."""
     dropped: dict[str, int]
-    """Operator → number of rows that it dropped."""
 
 
 def curate(
@@ -290,7 +287,6 @@ def _rejected_line(rejected: tuple[str, int, str]) -> str:
 
 
 def _write(path: Path, lines: Iterator[str]) -> int:
-    """Write the lines atomically; return their number."""
     temporary = temporary_sibling(path)
     with clear_errors("writing", path, "choose another folder"):
         try:
@@ -304,7 +300,6 @@ def _write(path: Path, lines: Iterator[str]) -> int:
 
 
 def configured_pipeline(config: Config) -> TaskPipeline:
-    """Return the pipeline of `data_processor.task_pipeline`, which must exist."""
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has one"
     return TaskPipeline(

@@ -15,7 +15,6 @@ from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, O
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
 """Suffixes of Data-Juicer's operators that need all rows of a data set at once."""
 OWN = "__dj__"
-"""Prefix of Data-Juicer's own columns."""
 
 
 @TASK_OPERATORS.register("data_juicer")

@@ -159,7 +159,6 @@ WITHIN = {
 }
 """A language → closely related languages that the library distinguishes; ISO 639-3 lists them as its members."""
 WORDLESS = "zxx"
-"""ISO 639-2's code for no language at all."""
 EVIDENCE = 0.1
 """If no language is at least this likely, as for a formula, the text has no words of any."""
 

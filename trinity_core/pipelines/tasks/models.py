@@ -14,7 +14,6 @@ from trinity_core.config.schema.explorer import RolloutModelConfig
 from trinity_core.errors import InputError
 
 POLICY = "policy"
-"""The run's own model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class AskedModel:
 @dataclass(frozen=True, slots=True)
 class Question:
     system: str
-    """"" for none."""
     text: str
     temperature: float = 0.0
     max_tokens: int | None = None
@@ -77,7 +75,6 @@ def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
 
 
 def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
-    """Return the run's own model in the form of an auxiliary model."""
     engine = {name: getattr(config.explorer.rollout_model, name) for name in RolloutModelConfig.model_fields}
     same = ("model_path", "max_model_len", "max_prompt_tokens", "max_response_tokens", "trust_remote_code")
     shared = {name: getattr(config.model, name) for name in same}

@@ -38,7 +38,6 @@ class PipelineProgress:
         self._database.executescript(TABLES)
 
     def close(self) -> None:
-        """Close the file; committed changes remain."""
         self._database.close()
 
     @contextmanager
@@ -77,7 +76,6 @@ class PipelineProgress:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Operator → number of rows that it dropped."""
         return dict(self._database.execute("select operator, number from dropped"))
 
     def advance(self, rows: int) -> None:
@@ -95,7 +93,6 @@ class PipelineProgress:
         )
 
     def reject(self, row: RejectedRow) -> None:
-        """Record a rejected row."""
         self._database.execute(
             "insert into rejected (source, line, reason) values (?, ?, ?)",
             (row.location.source, row.location.line, row.reason),

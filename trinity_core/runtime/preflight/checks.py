@@ -123,11 +123,9 @@ class Validation:
 
     @property
     def accepted(self) -> bool:
-        """True if a run could start."""
         return not self.problems
 
     def text(self) -> str:
-        """Format for a terminal."""
         if self.problems:
             return f"error: {ConfigError(self.problems)}"
         lines = []
@@ -146,7 +144,6 @@ class Validation:
 
 
 def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
-    """Check a configuration and, unless `offline`, what it names."""
     remarks: dict[str, list[Finding]] = {}
     try:
         config = load_checked(path, overrides, None if offline else partial(check_opened, remarks=remarks))

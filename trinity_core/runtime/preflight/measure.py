@@ -48,9 +48,7 @@ MOST_SECONDS = 1800.0
 """Time for a stage's trial; steps of more than five minutes are better observed in the run itself."""
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-"""Time for a trial to end its processes."""
 LAST_LINES = 8
-"""Number of log lines shown of a failed trial."""
 
 
 def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[[str], None]) -> None:
@@ -121,12 +119,10 @@ def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callab
 
 
 def _end(folder: Path) -> str:
-    """Return the trial's last log lines."""
     return os.linesep.join((folder / "trial.log").read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the trial of a stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--stage", default="")

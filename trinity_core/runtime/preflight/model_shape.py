@@ -54,10 +54,8 @@ class ModelShape:
     heads: int
     kv_heads: int
     channels: int
-    """Dimension of one head."""
     vocabulary: int
     tied: bool
-    """True if the output embeddings are the input embeddings."""
     latent: Latent | None = None
     """None: each key head has its own values of the same dimension."""
     linear_mlps: tuple[int, int] | None = None
@@ -66,17 +64,14 @@ class ModelShape:
 
     @property
     def queries(self) -> int:
-        """Dimension of all query heads together."""
         return self.heads * self.channels
 
     @property
     def keys(self) -> int:
-        """Dimension of all key heads together; the same for values."""
         return self.kv_heads * self.channels
 
     @property
     def embedding(self) -> int:
-        """Number of parameters of the output embedding."""
         return self.vocabulary * self.hidden
 
 

@@ -34,7 +34,6 @@ def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes: `1.5 GiB`."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1

@@ -26,7 +26,6 @@ from trinity_core.tracking.metrics_file import MetricLine, series
 log = logging.getLogger(__name__)
 
 STEPS = 6
-"""Train steps of a trial."""
 LEFT_OUT = 2
 """First steps that do not count, because memory is mapped and caches are filled."""
 EXPLORING = {"generate": ("generate",), "reward": ("reward",), "weight sync": ("weight_sync",)}
@@ -92,7 +91,6 @@ class Pace:
     """Local time of the measurement, to the minute."""
 
     def whole(self, steps: int) -> float:
-        """Return the seconds of a run with this many steps."""
         return self.start + steps * self.step
 
 
@@ -115,7 +113,6 @@ def pace_of(lines: Sequence[MetricLine], began: float, left_out: int, measured: 
 def _parts(
     lines: Sequence[MetricLine], steps: Sequence[int], parts: Mapping[str, tuple[str, ...]], source: str
 ) -> dict[str, float]:
-    """Return part → its mean seconds in these steps."""
     own = [line for line in lines if line.source == source]
     means = {}
     for part, names in parts.items():
@@ -130,13 +127,11 @@ def folder() -> Path:
 
 
 def make_folder() -> None:
-    """Create the folder for paces. Raises TrinityError if that is refused."""
     with clear_errors("making", folder(), "choose another folder with XDG_CACHE_HOME"):
         folder().mkdir(parents=True, exist_ok=True)
 
 
 def cache_file(config: Config) -> Path:
-    """Return the file for a stage's pace on this machine."""
     settings = public_dict(trial_of(config, Path()))
     facts = {
         "settings": {name: value for name, value in settings.items() if name not in NAMES},
@@ -171,7 +166,6 @@ def cached_pace(config: Config) -> Pace | None:
 
 
 def keep(config: Config, pace: Pace) -> None:
-    """Save a stage's pace. Raises OSError."""
     make_folder()
     write_json(cache_file(config), asdict(pace))
 

@@ -52,7 +52,6 @@ GPU_BASE = Need("process", GPU_CONTEXT, "CUDA's context, libraries and their wor
 GPU_PASS = Need("largest pass", 1 << 30, "activations, logits and workspaces; assumed, not measured")
 """An engine's memory besides weights and cache: vLLM opens CUDA's context and NCCL before it measures."""
 HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
-"""Host memory of a process on a GPU."""
 SAMPLER_COPIES = 6
 """float32 copies of a step's logits: raw, after temperature, log-probs and their intermediate values."""
 ROW_BYTES = 13
@@ -75,11 +74,9 @@ class ProcessEstimate:
     gpus: float
     """GPUs per process; a fraction shares a GPU, 0 computes on the CPU."""
     threads: int
-    """OpenMP threads per process."""
     memory: tuple[Need, ...] | None = None
     """Peak memory per process: of a GPU, or on the CPU of the machine. None if it cannot be estimated."""
     unknown: str = ""
-    """Why `memory` cannot be estimated."""
     least: tuple[Need, ...] = ()
     """Minimum content of an engine's share of the GPU."""
     host: tuple[Need, ...] = ()
@@ -93,7 +90,6 @@ class ProcessEstimate:
 
     @property
     def bytes(self) -> int | None:
-        """Peak memory of all of them together."""
         return None if self.memory is None else self.number * total(self.memory)
 
 
@@ -126,7 +122,6 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
 
 
 def auxiliary_kind(model: AuxiliaryModelConfig) -> str:
-    """Return `ProcessEstimate.kind` of its engines."""
     return f"{AUXILIARY} {model.called}"
 
 
@@ -349,7 +344,6 @@ class Room:
     disk: int
     """Free disk space for the run, plus what the run has already written."""
     shared_memory: int = sys.maxsize
-    """Size of /dev/shm."""
 
 
 def room_for(job_dir: Path) -> Room:

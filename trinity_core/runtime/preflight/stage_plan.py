@@ -63,7 +63,6 @@ class StagePlan:
     sampled_tokens_a_step: int | None
     """Maximum, with one turn per rollout and every response `max_response_tokens` long."""
     sampled_tokens: int | None
-    """Sum over all steps."""
     experiences_a_step: int | None
     eval_interval: int | None
     save_interval: int | None
@@ -79,7 +78,6 @@ class StagePlan:
     disk: tuple[Need, ...] | None
     """Contents of the run's folder at the end."""
     disk_unknown: str
-    """Why the disk usage cannot be estimated."""
     settings: dict[str, Any]
     """The resolved configuration, without secrets."""
     pace: Pace | None = None
@@ -193,7 +191,6 @@ def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> 
 
 
 def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
-    """Return the stage's disk usage, or why it cannot be estimated."""
     if steps.count is None:
         return None, steps.why
     models = [config.model.model_path, *([config.model.critic_model_path] if config.needs_critic else [])]
@@ -208,7 +205,6 @@ def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tu
 
 
 def plan_text(plans: list[StagePlan]) -> str:
-    """Format plans for a terminal."""
     return "\n".join(line for plan in plans for line in _lines(plan))
 
 
@@ -228,7 +224,6 @@ def _lines(stage: StagePlan) -> Iterator[str]:
 
 
 def _facts(stage: StagePlan) -> Iterator[str]:
-    """Yield the facts about a stage, one per line."""
     known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
     yield _line("model", f"{stage.model}{known}")
     if stage.tasks_a_step or stage.experiences_a_step:

@@ -29,7 +29,6 @@ class Steps:
     count: int | None
     """None if not known before the run."""
     why: str = ""
-    """Basis of an estimate, or why there is none; "" for configured steps."""
 
 
 def steps_of(config: Config) -> Steps:

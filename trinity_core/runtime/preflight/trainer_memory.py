@@ -92,7 +92,6 @@ class MicroBatches:
     rows: int
     """Sequences of the largest one."""
     longest: int
-    """Tokens of the longest sequence."""
     mask: int
     """Elements of the largest attention mask, which exists only during its pass."""
 
@@ -161,7 +160,6 @@ class TrainedModel:
     name: str
     shape: ModelShape
     width: int
-    """Bytes per weight."""
     stage: int
     workers: int
     micro: MicroBatches
@@ -185,12 +183,10 @@ class TrainedModel:
 
     @property
     def parameters(self) -> int:
-        """Number of the whole model's parameters."""
         return self.shape.parameters + self.adapter
 
     @property
     def trained(self) -> int:
-        """Number of trained parameters."""
         return self.adapter if self.lora is not None else self.parameters
 
     @property
@@ -205,7 +201,6 @@ class TrainedModel:
 
     @property
     def published(self) -> int:
-        """Bytes of a published weight version."""
         return self.width * self.trained
 
     @property
@@ -216,7 +211,6 @@ class TrainedModel:
 
     @property
     def is_offloaded(self) -> bool:
-        """True if the optimizer's state is not on the GPU."""
         return self.on_gpu and self.offloaded and bool(self.stage)
 
     def weights(self) -> Need:
