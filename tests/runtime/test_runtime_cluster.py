@@ -25,6 +25,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.requests import EngineLost, WeightSource
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime import actors, ray_worker
+from trinity_core.runtime import cluster as cluster_room
 from trinity_core.runtime.actors import Actors
 from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import result_of
@@ -325,7 +326,8 @@ def test_our_ray_listens_on_the_loopback_interface_only(
 ) -> None:
     """And runs nothing that a single machine has no use for. Python lies in a folder whose name has a space.
 
-    The node does not come up within Ray's 30 s, as on a busy machine: another is started, and nothing of it is left.
+    The node does not come up within Ray's 30 s, as on a busy machine: another is started, and nothing of it is left. In the end the
+    raylet is stopped, and answers nobody.
     """
     import ray
     from ray._private import services
@@ -356,6 +358,8 @@ def test_our_ray_listens_on_the_loopback_interface_only(
         commands = " ".join(command_line(process) for process in family)
         assert "raylet" in commands and "monitor.py" not in commands
         places = {(process.name(), end.laddr.ip) for process in family for end in listening(process)}
+        monkeypatch.setattr(cluster_room, "SHUTDOWN_SECONDS", 3.0)
+        next(process for process in family if process.name() == "raylet").suspend()
     finally:
         cluster.close()
     assert not set(psutil.Process().children()) - known
