@@ -38,6 +38,14 @@ def own_address() -> str:
         return LOOPBACK
 
 
+def outward_address() -> str:
+    """Return the address from which this machine's packets leave for other networks; loopback without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        sender.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737); UDP sends nothing when it connects
+        return str(sender.getsockname()[0])
+    return LOOPBACK
+
+
 def interface_of(address: str) -> str | None:
     """Return the name of the network interface with this address, such as `eth0`, or None."""
     for name, addresses in psutil.net_if_addrs().items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.server import (
@@ -46,6 +47,7 @@ from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_atomically
+from trinity_core.waits import poll
 
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
@@ -54,6 +56,8 @@ SETTINGS_NOTE = (
 
 UP_SECONDS = 600.0
 """Time for another `up` or `down` to end, including server start, deployments and pages."""
+ANSWER_SECONDS = 60.0
+"""Time for a server that is up to answer."""
 PREFECT_SECONDS = 300.0
 
 
@@ -71,8 +75,8 @@ def up(
 
 def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages: Sequence[Page]) -> UpState:
     state, began = UpState.load(root), datetime.now(UTC)
-    if state and is_healthy(state.api_url) and all(server.alive() for server in state.named("server")):
-        say(f"Already up: {state.api_url.removesuffix('/api')}")
+    if state and any(process.alive() for process in state.processes):
+        _serve_again(root, state, say, restarts)
         served = _start_missing(root, state, pages, say, began, restarts)
     else:
         if state:
@@ -92,6 +96,31 @@ def _up(root: Path, port: int, say: Callable[[str], None], restarts: int, pages:
         wait_for_page(root, page, state.named(page.name)[0], say)
     _warn_of_another_server(state, say)
     return state
+
+
+def _serve_again(root: Path, state: UpState, say: Callable[[str], None], restarts: int) -> None:
+    """Start the server again if it has ended. Its worker, its pages and the runs in progress stay.
+
+    Raises TrinityError if a server that still runs does not answer in time.
+    """
+    running = [server for server in state.named("server") if server.alive()]
+    if not running:
+        port = urlsplit(state.api_url).port or 0
+        _free_api_url(root, port)
+        with ExitStack() as on_failure:
+            on_failure.callback(lambda: _stop(state.named("server"), say))
+            _start_server(root, port, state, say)
+            on_failure.pop_all()
+        state.save(root)
+        if not any(worker.alive() for worker in state.named("worker")):
+            _mark_left_runs(root, state.api_url, say, again=bool(restarts))
+    elif any(is_healthy(state.api_url) for _ in poll(ANSWER_SECONDS)):
+        say(f"Already up: {state.api_url.removesuffix('/api')}")
+    else:
+        raise TrinityError(
+            f"Prefect's server (process {running[0].pid}) does not answer at {state.api_url} in {ANSWER_SECONDS:g} s. "
+            f"See {log_file('server', root)}; `trinity down` saves and ends the runs, and ends the server."
+        )
 
 
 def _free_api_url(root: Path, port: int) -> str:

@@ -317,7 +317,7 @@ def test_all_checkpoints_are_converted(survivor: Deployed) -> None:
 
 def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders: TinyFolders, tmp_path: Path) -> None:
     """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*, which another
-    worker takes. The run goes on when that one is killed, until `down` ends it."""
+    worker takes. The run goes on when that one or Prefect's server is killed, until `down` ends it."""
     recipe = (ROOT / "configs/sft/sft.yaml").read_text()
     (deployed.root / "recipe.yaml").write_text(recipe)
     (deployed.root / "runs/quickstart").mkdir(parents=True)
@@ -347,6 +347,7 @@ def test_a_person_makes_starts_and_leads_a_run(deployed: Deployed, tiny_folders:
 
     saved = asyncio.run(visit())
     wait_until(lambda: trained_steps(job)[-1] > saved)
+    serve_again(deployed, job)
     end_without_its_worker(deployed, job)
     made = (deployed.root / "mine.yaml").read_text()
     assert made.split("\n")[:3] == recipe.split("\n")[:3] and "total_steps: 5000" in made, "comments of the recipe stay"
@@ -367,6 +368,18 @@ def start_again(here: Deployed) -> None:
         psutil.wait_procs([process], timeout=60)
     said = here.bring_up()
     assert [line.split()[2] for line in said.splitlines() if line.startswith("Starting")] == ["worker", "supervisor"]
+
+
+def serve_again(here: Deployed, job: Path) -> None:
+    """Kill Prefect's server under a run: `trinity up` starts another, and nothing else. The run goes on with it."""
+    (server := psutil.Process(here.pid("server"))).kill()
+    psutil.wait_procs([server], timeout=60)
+    flows, worker, before = here.flows(), here.pid("worker"), trained_steps(job)[-1]
+    said = here.bring_up()
+    assert [line.split()[3] for line in said.splitlines() if line.startswith("Starting")] == ["server"]
+    assert (here.flows(), here.pid("worker")) == (flows, worker)
+    wait_until(lambda: trained_steps(job)[-1] > before)
+    assert here.flows() == flows
 
 
 def end_without_its_worker(here: Deployed, job: Path) -> None:

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from trinity_core.addresses import holder_of, is_orphan
+from trinity_core.addresses import LOOPBACK, holder_of, is_orphan, outward_address
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault
 from trinity_core.inference.openai_api import server
@@ -80,3 +81,14 @@ def test_a_port_that_stays_taken_is_refused_with_its_holder(monkeypatch, name, o
             bound(port)
         for message in (obstacle.message, str(refused.value)):
             assert f"process {holder.pid} ({name} " in message
+
+
+def test_the_address_of_a_server_for_everyone_is_reached_from_outside(monkeypatch):
+    """Also if the run's own Ray, which listens on loopback alone, is all that knows an address."""
+    monkeypatch.setattr(server, "own_address", lambda: LOOPBACK)
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        api = server.ApiServer([], host="0.0.0.0", port=listener.getsockname()[1])
+        host = urlsplit(api.base_url()).hostname
+        assert host == outward_address()
+        socket.create_connection((host, api.port), timeout=10).close()
+    assert urlsplit(server.ApiServer([], port=1).base_url()).hostname == LOOPBACK

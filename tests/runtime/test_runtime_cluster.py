@@ -326,8 +326,8 @@ def test_our_ray_listens_on_the_loopback_interface_only(
 ) -> None:
     """And runs nothing that a single machine has no use for. Python lies in a folder whose name has a space.
 
-    The node does not come up within Ray's 30 s, as on a busy machine: another is started, and nothing of it is left. In the end the
-    raylet is stopped, and answers nobody.
+    The node does not come up within Ray's 30 s, as on a busy machine: another is started, and nothing of it is left. In
+    the end the raylet is stopped, and answers nobody.
     """
     import ray
     from ray._private import services

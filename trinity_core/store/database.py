@@ -81,8 +81,8 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
     if "idle-in-transaction" in text:
         return StoreAway(
-            f"the experience store {where} ended a transaction that stood still, because this process was stopped or the "
-            f"network was cut: {text}"
+            f"the experience store {where} ended a transaction that stood still (this process was stopped, or the "
+            f"network cut): {text}"
         )
     for sign, remedy in advice.items():
         if sign in text:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK, holder_of, in_words, own_address
+from trinity_core.addresses import LOOPBACK, holder_of, in_words, outward_address, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
@@ -127,7 +127,8 @@ class ApiServer:
 
     def base_url(self, session: RecordedSession | None = None) -> str:
         """Return the address of the API, or of a session, as clients take it."""
-        return f"http://{_reached_at(self.host)}:{self.port}{PREFIX + session.name if session else ''}/v1"
+        host = _reached_at(self.host, from_outside=session is None)
+        return f"http://{host}:{self.port}{PREFIX + session.name if session else ''}/v1"
 
     def stop(self) -> None:
         if self._server is not None:
@@ -209,8 +210,13 @@ def _listening(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
 
 
-def _reached_at(host: str) -> str:
-    """Return the URL host of a server listening on `host`, which may stand for all addresses of this machine."""
+def _reached_at(host: str, from_outside: bool) -> str:
+    """Return the URL host of a server listening on `host`, which may stand for all addresses of this machine.
+
+    Agents run beside the server: they take the address that Ray uses. That is loopback if the run has its own Ray.
+    """
     if host in ("", "0.0.0.0", EVERYWHERE):  # noqa: S104
         host = own_address()
+        if from_outside and host == LOOPBACK:
+            host = outward_address()
     return f"[{host}]" if ":" in host else host
