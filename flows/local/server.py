@@ -164,7 +164,10 @@ class UpState:
         return api_url.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") == self.api_url
 
     def add(self, process: Process) -> None:
-        self.processes[:] = [*(other for other in self.processes if other.name != process.name), process]
+        """Add a process, or put it in the place of an earlier one of its name: `down` stops them from last to first."""
+        names = [other.name for other in self.processes]
+        place = names.index(process.name) if process.name in names else len(names)
+        self.processes[place : place + 1] = [process]
 
     @staticmethod
     def forget(root: Path | None = None) -> None:
@@ -195,7 +198,12 @@ def client_environment(api_url: str, root: Path | None = None) -> dict[str, str]
 
 
 def server_environment(api_url: str, root: Path | None = None) -> dict[str, str]:
-    return client_environment(api_url, root) | {"PREFECT_SERVER_API_AUTH_STRING": server_key(root)}
+    """Return `client_environment` for the server itself. Its concurrency leases outlast a restart: without them Prefect
+    ends runs of deployments with a `concurrency_limit`."""
+    return client_environment(api_url, root) | {
+        "PREFECT_SERVER_API_AUTH_STRING": server_key(root),
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    }
 
 
 def _without_proxy() -> dict[str, str]:

@@ -85,7 +85,8 @@ class Supervisor:
                 self._mark_killed_runs()
             self._follow_clock()
             for run in crashed_runs(self._client, self._since) if self._restarts else ():
-                if run.state_id not in self._before:
+                # While its process is still ending, Prefect's worker would fail to take the run, and end itself.
+                if run.state_id not in self._before and not isinstance(process_of(run), psutil.Process):
                     self._restart_if_killed(run)
         except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
             log.warning("this round failed and is repeated: %s", fault)

@@ -8,6 +8,7 @@ from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, Taskset
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.errors import DataError
+from trinity_core.workflows.builtin import THINK_PROMPT
 
 
 def written(tmp_path, rows, **config):
@@ -87,6 +88,18 @@ def test_long_prompts_are_rejected_at_the_start(tmp_path, encoder):
     assert not Taskset.open(config, seed=0, prompts=PromptCheck(encoder)).rejected  # where prompts are cut
     with raising(DataError, key="gsm8k"):
         Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 3))
+
+
+def test_the_system_prompt_of_a_workflow_counts(tmp_path, encoder):
+    """As engines are given it. A task set's own comes first."""
+    thinks = {"default_workflow_type": "math_workflow", "workflow_args": {"with_think": True}}
+    config = written(tmp_path, [{"question": "a"}, {"question": "b"}]).with_values(thinks)
+    with raising(DataError, key="gsm8k"):
+        Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 30))
+    system, user = Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 900))[0].messages
+    assert system == {"role": "system", "content": THINK_PROMPT} and user["content"] == "a"
+    own = config.with_values({"format": config.format.with_values({"system_prompt": "s"})})
+    assert [one["content"] for one in Taskset.open(own, 0, prompts=PromptCheck(encoder, 30))[1].messages] == ["s", "b"]
 
 
 def test_prompts_are_checked_with_the_template_of_their_set(tmp_path, encoder):

@@ -244,7 +244,7 @@ def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
     assert child.stdout is not None
     server = Process.of("server", int(child.stdout.readline()))
     child.terminate()
-    assert child.wait(timeout=20) == 143
+    assert child.wait(timeout=60) == 143
     assert not server.alive()
 
 

@@ -76,7 +76,7 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK]
     page, said = Page("files", "Files", port, command), list[str]()
-    state = UpState(API, [Process.of(name, os.getpid()) for name in ("worker", "supervisor")])
+    state = UpState(API, [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")])
     assert start_page(tmp_path, page, state, said.append)
     [first] = state.named("files")
     state.save(tmp_path)

@@ -176,6 +176,26 @@ def test_a_cancelled_run_that_nobody_ends_is_ended(
 
 
 @pytest.mark.slow
+def test_a_crashed_run_is_scheduled_again_once_its_process_has_ended(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.states import Crashed, Running
+
+    with api_client(prefect_api) as client:
+        supervisor = Supervisor(client, tmp_path, datetime.now(UTC), 1)
+        run = client.create_flow_run_from_deployment(deployed(client, "ending", monkeypatch)).id
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        with subprocess.Popen(command, env={**os.environ, "PREFECT__FLOW_RUN_ID": str(run)}) as process:
+            client.update_flow_run(run, infrastructure_pid=str(process.pid))
+            set_states(client, run, Running, Crashed)
+            supervisor.look()
+            assert client.read_flow_run(run).state.is_crashed()
+            process.kill()
+        supervisor.look()
+        assert client.read_flow_run(run).state.message == RESTARTED
+
+
+@pytest.mark.slow
 def test_a_paused_run_that_was_killed_is_noticed(
     prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
@@ -58,6 +61,7 @@ class Taskset:
     is_eval: bool = False
     seed: int = 0
     _fingerprint: str = field(init=False, default="", repr=False)
+    _format: FormatConfig | None = field(init=False, default=None, repr=False)
 
     @classmethod
     def open(
@@ -85,12 +89,12 @@ class Taskset:
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(formats.has_column(row, config.format.response_key) for row in read.rows)
         features = () if is_eval else config.task_selector.feature_keys
-        opened = cls(config, [], [], list(read.rejected), is_eval, seed)
+        opened, form = cls(config, [], [], list(read.rejected), is_eval, seed), task_format(config)
         for notice in formats.unread_columns(read.rows, config.format):
             log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = row_problems(rows, config.format, answered, features, prompts, needs_prompt(config))
+            problems = row_problems(rows, form, answered, features, prompts, needs_prompt(config))
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
@@ -117,7 +121,7 @@ class Taskset:
             repeat_times=config.repeat_times or 1,
             reward_fn=config.default_reward_fn_type,
             rollout_args=config.rollout_args,
-            format=config.format,
+            format=self.format,
             workflow_args=dict(config.workflow_args),
             reward_fn_args=dict(config.reward_fn_args),
             is_eval=self.is_eval,
@@ -125,6 +129,12 @@ class Taskset:
             location=str(self.locations[index]),
             group=f"eval/{self.name}/{index}" if self.is_eval else "",
         )
+
+    @property
+    def format(self) -> FormatConfig:
+        """The format of its tasks."""
+        self._format = self._format or task_format(self.config)
+        return self._format
 
     @property
     def fingerprint(self) -> str:
@@ -156,11 +166,26 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
 
 def needs_prompt(config: TasksetConfig) -> bool:
     """False if the workflow of the tasks makes prompts itself, so that rows may do without."""
+    return getattr(_workflow(config), "needs_prompt", True)
+
+
+def task_format(config: TasksetConfig) -> FormatConfig:
+    """The format of a task set, with the system prompt that its workflow adds to tasks without one."""
+    form = config.format
+    own = getattr(_workflow(config), "own_system_prompt", None)
+    if own is None or form.system_prompt is not None:
+        return form
+    with suppress(ValidationError):  # wrong arguments: validation reports them
+        return form.with_values({"system_prompt": own(config.workflow_args)})
+    return form
+
+
+def _workflow(config: TasksetConfig) -> Any:
+    """The workflow class of the tasks; None if there is no such workflow, which validation reports."""
     try:
-        workflow = registry_of("default_workflow_type").resolve(config.default_workflow_type or "math_workflow")
-    except TrinityError:  # validation names it
-        return True
-    return getattr(workflow, "needs_prompt", True)
+        return registry_of("default_workflow_type").resolve(config.default_workflow_type or "math_workflow")
+    except TrinityError:
+        return None
 
 
 def row_problems(

@@ -220,15 +220,15 @@ class SimpleWorkflow(Workflow):
             )
         return name
 
-    @property
-    def own_system_prompt(self) -> str | None:
+    @classmethod
+    def own_system_prompt(cls, workflow_args: Mapping[str, Any]) -> str | None:
         """System prompt for tasks without one; None: none."""
         return None
 
     @property
     def messages(self) -> list[Message]:
         """The task's conversation, with `own_system_prompt` first if it has no system message."""
-        messages, prompt = self.task.messages, self.own_system_prompt
+        messages, prompt = self.task.messages, self.own_system_prompt(self.task.workflow_args)
         if prompt is None or any(message["role"] == "system" for message in messages):
             return messages
         return [{"role": "system", "content": prompt}, *messages]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +52,9 @@ class MathWorkflow(SimpleWorkflow):
     arguments = MathArguments
     default_reward = "math_reward"
 
-    @property
-    def own_system_prompt(self) -> str | None:
-        return THINK_PROMPT if self._thinks else None
+    @classmethod
+    def own_system_prompt(cls, workflow_args: Mapping[str, Any]) -> str | None:
+        return THINK_PROMPT if MathArguments.model_validate(workflow_args).with_think else None
 
     def reward_item(self, completion: Completion) -> RewardItem:
         """With `with_think`, the workflow's own reward function also scores the form."""
@@ -98,9 +100,9 @@ class MathBoxedWorkflow(SimpleWorkflow):
     arguments = BoxedArguments
     default_reward = "math_boxed_reward"
 
-    @property
-    def own_system_prompt(self) -> str | None:
-        return BOX_THINK_PROMPT if self._arguments.with_think else BOX_PROMPT
+    @classmethod
+    def own_system_prompt(cls, workflow_args: Mapping[str, Any]) -> str | None:
+        return BOX_THINK_PROMPT if BoxedArguments.model_validate(workflow_args).with_think else BOX_PROMPT
 
     @property
     def chat_template(self) -> str | None:

@@ -18,7 +18,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import Row, data_files, first_rows, is_local, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.joined import input_row, inputs_of
-from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems
+from trinity_core.data.taskset import PromptCheck, needs_prompt, row_problems, task_format
 from trinity_core.errors import DataError
 from trinity_core.runtime.preflight.models import hub_error
 from trinity_core.store.earlier_rollouts import find_rollouts
@@ -83,7 +83,7 @@ def long_prompts(config: Config, encoder: Callable[[], ChatEncoder]) -> Iterator
             rows = first_rows(taskset.path, taskset.split, taskset.subset_name, storage, taskset.name, ROWS).rows
         except DataError:
             continue  # reported by `unusable_data`
-        problems = row_problems(rows, taskset.format, False, (), check)
+        problems = row_problems(rows, task_format(taskset), False, (), check)
         too_long = [problem for problem in problems if problem is not None and problem.key == MAX_PROMPT]
         if too_long:
             yield _too_long(config, taskset, too_long, len(rows))
