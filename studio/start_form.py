@@ -77,7 +77,7 @@ def what_is_there(config: Config) -> str:
     if record is None or config.mode == "bench" or not config.continue_from_checkpoint:
         return ""
     state = record.present_state
-    present = f"The run {escaped(f'{config.project}/{config.name}')} is there already ({state.value})"
+    present = f"The run {escaped(f'{config.project}/{config.name}')} already exists ({state.value})"
     if config.is_part:
         return f"{present}, and this part joins it."
     return f"{present} and will be resumed." if state.is_over else f"{present}: it cannot be started again now."
