@@ -52,7 +52,6 @@ class ModelWrapper:
     model: RolloutModel
     loop: asyncio.AbstractEventLoop
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Default sampling arguments."""
     seed: Callable[[int, int], int] | None = None
     """Returns the seed of an answer from the index of its call and its index in the call."""
     chat_template: str | None = None
@@ -83,7 +82,6 @@ class ModelWrapper:
         return _client(self, self.create)
 
     def get_openai_async_client(self) -> Any:
-        """Return an asynchronous client; see `get_openai_client`."""
         return _client(self, self.create_async)
 
     async def get_message_token_len(self, messages: Messages) -> int:
@@ -133,7 +131,6 @@ class ModelWrapper:
         return ChatCompletion.model_validate({**values, "choices": choices})
 
     async def _generate(self, prompts: Sequence[str], n: int = 1, **options: Any) -> list[Experience]:
-        """Return `n` continuations of each text."""
         number, sampling, template = next(self._numbers), self._sampling(options), self.chat_template
         calls = [
             self.model.generate(

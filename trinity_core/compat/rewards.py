@@ -63,8 +63,6 @@ def reward_class(name: str) -> type[RewardClass]:
 
 
 def as_function(kind: type[RewardClass]) -> RewardFn:
-    """Convert a plugin's reward class to a reward function."""
-
     def score(*, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any) -> dict[str, float]:
         reward = kind(**args)
         return reward(**accepted(reward, {"response": response, "truth": truth, "prompt": prompt}))

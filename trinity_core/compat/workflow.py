@@ -116,7 +116,6 @@ class Workflow:
         self.task = task
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """Set the number of runs, and the index of the first."""
         self.repeat_times, self.run_id_base = repeat_times, run_id_base
         self.task.rollout_args.n = repeat_times
 
@@ -221,11 +220,9 @@ class StepWiseRewardWorkflow(Workflow):
         self.client = model.get_openai_client() if use_openai_client else None
 
     async def step_async(self, **of: Any) -> bool:
-        """Take one step; by default with `step`."""
         return bool(self.step(**of))  # type: ignore[attr-defined]  # a subclass writes it
 
     async def reward_async(self, exps: list[Experience], **of: Any) -> float:
-        """Return the reward; by default from `reward`."""
         return float(self.reward(exps, **of))  # type: ignore[attr-defined]  # a subclass writes it
 
     def run(self) -> list[Experience]:
@@ -277,7 +274,6 @@ class PlayedWorkflow(OurWorkflow):
     kind: type[Workflow] = Workflow
 
     async def run(self) -> list[Recorded]:
-        """Return the experiences of all runs of the task."""
         loop, threads = asyncio.get_running_loop(), InterruptibleThreads("workflow")
 
         async def played(run: int, flow: Any) -> list[Recorded]:

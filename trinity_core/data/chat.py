@@ -378,7 +378,6 @@ def _check_thoughts(answer: Message, written: str) -> None:
 
 
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -387,7 +386,6 @@ def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _first_token(encoding: Encoding, offsets: Sequence[tuple[int, int]], start: int) -> int:
-    """Return the first token that begins at or after a character."""
     # A token across the character begins before it. Some characters belong to no token.
     length = len(offsets)
     end = offsets[-1][1] if length else 0

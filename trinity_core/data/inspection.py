@@ -32,7 +32,6 @@ from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
 GUESSED_ROWS = 20
-"""Number of rows to guess a format from."""
 ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 Row = formats.Row
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "goal", "text")
@@ -205,7 +204,6 @@ def _counted(
     config: Config, report: DataSetReport, digests: Sequence[bytes], prompts: Sequence[bytes],
     locations: Sequence[RowLocation],
 ) -> DataSetReport:  # fmt: skip
-    """Add the counts of usable rows to the report."""
     report.rows, report.prompts, report.duplicates = len(digests), set(prompts), _duplicates(digests, locations)
     report.problem = RejectedRows(config.buffer.max_rejected_share).problem(report.name, report.rejected, report.rows)
     return report

@@ -40,7 +40,6 @@ class JoinedInputs:
     inputs: Sequence[JoinedInput] = ()
 
     def columns(self, task: Row) -> dict[str, Json]:
-        """Return the columns of all inputs for the experiences of a task, from its row."""
         return {name: value for joined in self.inputs for name, value in joined.columns(task).items()}
 
 

@@ -62,7 +62,6 @@ def training_steps(config: Config, schedule: TaskSchedule, taken: TasksTaken | N
 
 
 def rollouts_taken(config: Config) -> int:
-    """Return the rows of a batch that come from rollouts."""
     return split_rows(config.buffer.train_batch_size, expert_share(config.algorithm))[0]
 
 

@@ -26,7 +26,6 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of an answer's thoughts: in the templates of Qwen and DeepSeek, in OpenAI's clients, and in the templates of
 gpt-oss and LFM."""
 TEXTS = ("text", "input_text", "output_text")
-"""Types of parts that hold text."""
 CALLS_AS_TEXT = "Calling tools:"
 """Text that smolagents writes before the calls of an answer, a Python list."""
 
@@ -190,7 +189,6 @@ def _text_of(arguments: Any) -> str:
 
 
 def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to the arguments of a tool call, if it has any."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call

@@ -210,7 +210,6 @@ def table_name(subset: str | None, name: str | None) -> str | None:
 
 
 def shown(url: str) -> str:
-    """Return a database URL without its password."""
     return make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 

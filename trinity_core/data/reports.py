@@ -21,7 +21,6 @@ class RowLengths:
     what: str
     """What is measured, such as `prompt`."""
     values: np.ndarray
-    """int64 [rows]."""
     limit: int | None
     setting: str
     """Configuration key of the limit."""
@@ -62,7 +61,6 @@ class ShownRow:
     spans: list[tuple[str, bool]]
     """The text in stretches with and without loss."""
     mask: list[bool]
-    """True for tokens with loss."""
 
 
 @dataclass
@@ -75,7 +73,6 @@ class DataSetReport:
     use: str
     """`tasks`, `evaluation`, `demonstrations` or `preferences`."""
     rows: int = 0
-    """Number of usable rows."""
     rejected: list[RejectedRow] = field(default_factory=list)
     problem: str = ""
     """Why a run would refuse it; "" if it would not."""
@@ -92,7 +89,6 @@ class DataSetReport:
     """True if the first rows have earlier answers, which carry no loss."""
     examples: list[ShownRow] = field(default_factory=list)
     prompts: set[bytes] = field(default_factory=set)
-    """Digests of the prompts' tokens."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -122,7 +118,6 @@ LOSS, PLAIN, RED = "\033[32m", "\033[0m", "\033[31m"
 BAR = 40
 """Length of the longest bar of a histogram in characters."""
 REASONS, ROWS = 8, 3
-"""Number of reasons listed, and of rows for each."""
 USES = {
     "tasks": "tasks to explore",
     "evaluation": "tasks for evaluation",

@@ -319,7 +319,6 @@ class TaskSchedule:
                 selector.observe(dict(zip(seen["rows"], seen["rates"], strict=True)))
 
     def _order_inputs(self) -> dict[str, Any]:
-        """Return the settings that determine the order of tasks."""
         configs = {taskset.name: taskset.config for taskset in self.tasksets}
         settings: dict[str, Any] = {
             "batch_size": self.batch_size,

@@ -26,8 +26,6 @@ SLOW = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SelectorRows:
-    """The rows that a selector chooses from."""
-
     count: int
     features: np.ndarray = field(repr=False)
     """float64 [count, K]: the columns named by `task_selector.feature_keys`."""
@@ -35,12 +33,10 @@ class SelectorRows:
     """The selector's seed, and the index of the task set in the run."""
 
     def random(self, key: int) -> np.random.Generator:
-        """Return the generator of one epoch or one draw."""
         return np.random.default_rng([*self.seed, key])
 
     @property
     def fingerprint(self) -> int:
-        """Checksum of the features."""
         return zlib.crc32(np.ascontiguousarray(self.features).tobytes())
 
 
@@ -127,24 +123,18 @@ class EpochSelector(TaskSelector):
 
 @SELECTORS.register("sequential")
 class Sequential(EpochSelector):
-    """As stored."""
-
     def order(self, epoch: int) -> np.ndarray:
         return np.arange(self.rows.count)
 
 
 @SELECTORS.register("shuffle")
 class Shuffle(EpochSelector):
-    """A new permutation each epoch."""
-
     def order(self, epoch: int) -> np.ndarray:
         return self.rows.random(epoch).permutation(self.rows.count)
 
 
 @SELECTORS.register("random")
 class DrawnWithReplacement(EpochSelector):
-    """Drawn with replacement."""
-
     def order(self, epoch: int) -> np.ndarray:
         return self.rows.random(epoch).integers(self.rows.count, size=self.rows.count)
 

@@ -35,7 +35,6 @@ class SupervisedSet:
     name: str
     kind: Kind
     rows: list[list[EncodedConversation]]
-    """The conversations of each usable row."""
     locations: list[RowLocation]
     rejected: list[RejectedRow]
     order: TaskSelector = field(repr=False)
@@ -131,7 +130,6 @@ def rows_of_batch(size: int, experiences_per_row: int) -> int:
 @dataclass(frozen=True, slots=True)
 class SupervisedRows:
     rows: list[list[EncodedConversation]]
-    """The conversations of each usable row."""
     locations: list[RowLocation]
     rejected: list[RejectedRow]
     fingerprint: str

@@ -21,11 +21,9 @@ class Task:
     raw: dict[str, Any]
     """The row as read."""
     taskset: str
-    """Name of its task set."""
     workflow: str
     """Registered name or dotted path of its workflow."""
     repeat_times: int = 1
-    """Number of rollouts."""
     reward_fn: str | None = None
     """Registered name or dotted path of its reward function; None leaves it to the workflow."""
     rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
@@ -39,7 +37,6 @@ class Task:
     is_eval: bool = False
     """True for evaluation, whose rollouts are not trained on."""
     seed: int = 0
-    """The run's seed."""
     location: str = ""
     """File and line of the row, for messages."""
     group: str = ""
@@ -91,5 +88,4 @@ class Task:
         return replace(self, group=self.repeat_of or self.group).rollout_seed(0)
 
     def rollout_seeds(self, turn: int = 0) -> list[int]:
-        """Return the seeds of one turn for all repeats."""
         return [self.rollout_seed(run, turn) for run in range(self.repeat_times)]

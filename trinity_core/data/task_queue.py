@@ -41,7 +41,6 @@ class TaskQueue:
 
     path: Path
     name: str
-    """The table."""
 
     def create(self) -> None:
         """Create file and table if missing. Raises DataError if that fails, or the disk is not local."""
@@ -153,7 +152,6 @@ class QueueTaskset(Taskset):
     ended: bool = False
     """True if the queue has ended."""
     last: int = 0
-    """Id of the last task that was read."""
 
     @classmethod
     def of(cls, config: Config, taskset: TasksetConfig, prompts: PromptCheck | None = None) -> QueueTaskset:

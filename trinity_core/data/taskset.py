@@ -98,7 +98,6 @@ class Taskset:
 
     @property
     def name(self) -> str:
-        """Name in metrics."""
         return self.config.name or "taskset"
 
     def __len__(self) -> int:

@@ -127,14 +127,11 @@ class TinySize:
 
 @dataclass(frozen=True, slots=True)
 class TinyFolders:
-    """The files written by `make_tiny`."""
-
     model: Path
     data: Path
     """Holds train.jsonl, test.jsonl, sft.jsonl, calls.jsonl and dpo.jsonl."""
     parameters: int
     rows: dict[str, int]
-    """Number of rows by split."""
 
 
 def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
@@ -222,7 +219,6 @@ def with_call(row: Row) -> Row:
 
 
 def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
-    """Return `count` rows whose questions are not in `seen`, and add them to it."""
     rows: list[Row] = []
     repeated = 0
     while len(rows) < count:

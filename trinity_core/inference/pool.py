@@ -62,7 +62,6 @@ class _Slot:
     handle: Engine
     load: int = 0
     scoring: int = 0
-    """Number of sequences being scored."""
     loading: bool = False
     """True while weights are loaded; the engine samples nothing then."""
     replacing: asyncio.Task[None] | None = None
@@ -94,7 +93,6 @@ class EnginePool:
     """False if no engine has sampled since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
-    """Streamed requests in flight, by key."""
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
     _awake: asyncio.Event = field(default_factory=asyncio.Event)

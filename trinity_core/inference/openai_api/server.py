@@ -48,8 +48,6 @@ QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model to serve, with its engines."""
-
     names: tuple[str, ...]
     """Names by which requests may call it; the first is its own."""
     path: str
@@ -60,7 +58,6 @@ class ServedModel:
     """Without effect: vLLM's server code computes nothing, but requires a number format."""
     trust_remote_code: bool = False
     speculative_config: Any = None
-    """Speculative decoding settings of the engines, if any."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
@@ -87,7 +84,6 @@ class ApiServer:
     port: int = 0
     """0: any free port."""
     sessions: SessionLog | None = None
-    """Where ended sessions are logged."""
     queues: Mapping[str, TaskQueue] = field(default_factory=dict)
     """Task queues that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=_new_key, repr=False)

@@ -90,8 +90,6 @@ async def llm_judge(
 
 
 class _Judge:
-    """A judge with the three kinds of questions."""
-
     def __init__(self, judge: RolloutModel, sampling: Mapping[str, Any]) -> None:
         self._judge, self._sampling = judge, sampling
 
@@ -156,7 +154,6 @@ class _Judge:
 
 
 def last_object(text: str, key: str) -> dict[str, Any] | None:
-    """Return the last JSON object in a text that has `key`."""
     for match in reversed(_OBJECT.findall(text)):
         try:
             value = json.loads(match)
