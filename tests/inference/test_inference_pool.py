@@ -350,7 +350,7 @@ def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
         if lives < 3:
             assert len(await pool.generate(ask("w"))) == 2
         else:
-            with pytest.raises(TransientFault, match="lost 4 times, the last time so: it died in its start"):
+            with pytest.raises(TransientFault, match="lost 4 times, most recently: it died in its start"):
                 await pool.generate(ask("w"))
         return pool.restarts
 

@@ -99,7 +99,7 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("raise SystemExit('a' * 300 + os.environ['OF_ANOTHER_SERVICE'] + 'b' * 495)", r"exit code 1: \*\*\*b+$"),
         ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
-        ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
+        ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "not JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
         ("open('big', 'wb').write(bytes(1 << 25))", "exit code 1"),
         ("while True: print('x' * 100_000)", "output"),

@@ -87,7 +87,9 @@ class UpstreamNames(MetaPathFinder, Loader):
             spec = PathFinder.find_spec(fullname, [str(self._folder.joinpath(*parents))])
             if spec is not None:
                 return spec
-        raise ModuleNotFoundError(f"Trinity-RFT's {fullname} is not here; docs/porting.md says what is, and what to do")
+        raise ModuleNotFoundError(
+            f"Trinity-RFT's {fullname} is not available here; see docs/porting.md for what is, and what to do"
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(NAMES)
@@ -103,7 +105,7 @@ def answer_imports(folder: Path) -> None:
     try:
         tree = ast.parse(listed.read_bytes() if listed.is_file() else b"")
     except SyntaxError as error:
-        raise InputError(f"{listed}:{error.lineno or 1} is no Python: {error.msg}") from error
+        raise InputError(f"{listed}:{error.lineno or 1} is not valid Python: {error.msg}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{listed} cannot be read: {error}") from error
     pairs = [

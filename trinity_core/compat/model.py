@@ -145,7 +145,7 @@ class ModelWrapper:
         import torch
 
         if temperature not in (None, 1):
-            raise TrinityError(f"log-probs are those at temperature 1, and the workflow asks for {temperature}")
+            raise TrinityError(f"log-probs are at temperature 1, but the workflow asks for {temperature}")
         return torch.from_numpy(await self.model.logprobs([int(token) for token in tokens]))
 
     async def _convert(self, messages: Messages, tools: Any = None, temperature: float | None = None) -> Experience:
@@ -156,8 +156,8 @@ class ModelWrapper:
         known, _ = self._begun(messages, tools)
         if known is None:
             raise TrinityError(
-                "none of the conversation's answers was sampled by this model, so it makes no experience; answers must "
-                "stand in it as `response_text` gave them"
+                "none of the conversation's answers was sampled by this model, so it cannot become an experience; answers "
+                "must be in it exactly as `response_text` returned them"
             )
         trajectory, answer = known
         recorded = trajectory.experience()

@@ -275,7 +275,7 @@ class ChatEncoder:
             f"the chat template's prompt for an answer ends in {prompt[shared:]!r}, where this conversation has "
             f"{text[shared:][:40]!r}, so its answers cannot be located; "
             + ("set model.enable_thinking: false, or " if helps else "")
-            + "use a template that writes both alike"
+            + "use a template that writes both the same way"
         )
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:

@@ -243,7 +243,7 @@ def from_json(row: dict[str, Json]) -> Experience:
         arrays: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
         return Experience(**arrays, **{name: row[name] for name in _SCALARS if name in row})
     except (TypeError, ValueError) as error:
-        raise DataError(f"the row is no experience: {error}") from error
+        raise DataError(f"the row is not an experience: {error}") from error
 
 
 def rollouts_of(rows: Sequence[Experience]) -> list[str]:

@@ -155,7 +155,9 @@ def _matching(pattern: Path) -> list[Path]:
     anchor = Path(pattern.anchor)
     files = sorted(anchor.glob(str(pattern.relative_to(anchor))))
     if not (named := [file for file in files if file.is_file() and file_format(file)[1] in READERS]):
-        raise DataError(f"no data file matches {pattern}; known are {', '.join(sorted(READERS))}", key=str(pattern))
+        raise DataError(
+            f"no data file matches {pattern}; supported types are {', '.join(sorted(READERS))}", key=str(pattern)
+        )
     return named
 
 

@@ -100,7 +100,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
     if not conversation.learned_turns:
-        which = "every answer" if every_turn else "the last answer, which alone carries loss,"
+        which = "every answer" if every_turn else "the last answer, the only one that carries loss,"
         raise column_error(form.messages_key, f"gives {which} weight 0, so there is nothing to learn")
     return conversation
 
@@ -124,7 +124,7 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
         earlier = zip_longest(chosen[:-1], rejected[:-1])
         differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
         raise DataError(
-            f"{columns} differ in message {differing} already, before their last answers, on which alone the loss is; "
+            f"{columns} differ in message {differing} already, but the loss is only on their last answers; "
             "give pairs that answer the same conversation",
             key=form.chosen_key,
         )

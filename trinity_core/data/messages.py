@@ -94,7 +94,7 @@ def read_message(raw: Any, key: str) -> Message:
         message["role"] = "tool"
     if message["role"] == "assistant" and (thoughts := thoughts_of(message)):
         if not isinstance(thoughts, str):
-            raise column_error(key, f"has an answer whose thoughts are no text: {short(thoughts)}")
+            raise column_error(key, f"has an answer whose thoughts are not text: {short(thoughts)}")
         if not (message.get("content") and (message.get("tool_calls") or "</think>" in str(message["content"]))):
             # under every name, as each template reads its own; but the text may hold them already, and gpt-oss's
             # template
@@ -149,7 +149,7 @@ def _joined(parts: Sequence[Any], key: str) -> str:
     for part in parts:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") in TEXTS else part
         if not isinstance(text, str):
-            raise column_error(key, f"has a message with {short(part)} in its content; models see text alone")
+            raise column_error(key, f"has a message with {short(part)} in its content; models only see text")
         texts.append(text)
     return "\n".join(texts)
 
@@ -162,7 +162,7 @@ def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise column_error(key, f"has tool_calls that cannot be read: the text {json_problem(error)}") from error
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise column_error(key, f"has tool_calls that are no list of objects: {short(calls)}")
+        raise column_error(key, f"has tool_calls that are not a list of objects: {short(calls)}")
     calls = [{"type": "function", "function": dict(call)} if "name" in call else dict(call) for call in calls]
     for call in calls:
         if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
@@ -180,7 +180,7 @@ def _object(arguments: Any, key: str) -> dict[str, Any]:
             reason = json_problem(error)
             raise column_error(key, f"has a tool call whose arguments cannot be read: the text {reason}") from error
     if not isinstance(arguments, Mapping):
-        raise column_error(key, f"has a tool call whose arguments are no object: {short(arguments)}")
+        raise column_error(key, f"has a tool call whose arguments are not an object: {short(arguments)}")
     return dict(arguments)
 
 

@@ -49,7 +49,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, Row | str]]:
     """Yield the rows of one file. Raises DataError if it cannot be read."""
     reader = READERS.get(file_format(file)[1])
     if reader is None:
-        raise DataError(f"{file} is no data file; known are {', '.join(sorted(READERS))}", key=str(file))
+        raise DataError(f"{file} is not a data file; supported types are {', '.join(sorted(READERS))}", key=str(file))
     try:
         _check_encoding(file)
         yield from reader(file)
@@ -83,7 +83,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
             except (ValueError, RecursionError) as error:
                 yield number, f"the line {json_problem(error)}"
                 continue
-            yield number, row if isinstance(row, dict) else "the line is no JSON object"
+            yield number, row if isinstance(row, dict) else "the line is not a JSON object"
 
 
 def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -95,7 +95,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
         if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
             yield from _jsonl(file)
             return
-        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}", key=str(file)) from error
+        raise DataError(f"{file}:{error.lineno}: the file is not JSON: {error.msg}", key=str(file)) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} {json_problem(error)}", key=str(file)) from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
@@ -105,7 +105,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
     if not isinstance(value, list):
         raise DataError(f"{file} must hold a list of objects", key=str(file))
     for number, row in enumerate(value, 1):
-        yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
+        yield number, row if isinstance(row, dict) else f"item {number} of the list is not an object"
 
 
 def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
@@ -124,7 +124,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[tuple[int, Row | str]]:
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
+                yield reader.line_num, f"the row that begins in line {first} is not CSV: {error}"
                 continue
             if fields is None:
                 return
@@ -142,7 +142,7 @@ def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
             rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
             yield from enumerate(rows, 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no parquet file that can be read: {error}", key=str(file)) from error
+        raise DataError(f"{file} is not a readable parquet file: {error}", key=str(file)) from error
 
 
 def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -161,7 +161,7 @@ def _arrow(file: Path) -> Iterator[tuple[int, Row | str]]:
                 batches = ipc.open_stream(opened)
             yield from enumerate((row for batch in batches for row in _batch_rows(batch)), 1)
     except ArrowException as error:
-        raise DataError(f"{file} is no Arrow file that can be read: {error}", key=str(file)) from error
+        raise DataError(f"{file} is not a readable Arrow file: {error}", key=str(file)) from error
 
 
 def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
@@ -197,8 +197,8 @@ def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
     except (DatasetsError, OSError, ValueError) as error:
         where = f"data set '{name}'" + (f", subset '{subset}'" if subset else "") + f", split '{split}'"
         raise DataError(
-            f"{where} is no local path and cannot be had from the hub: {_first_line(error)}. Check the name and the "
-            "network, or give the path of a local folder of jsonl or parquet files",
+            f"{where} is not a local path and cannot be loaded from the hub: {_first_line(error)}. Check the name and "
+            "the network, or give the path of a local folder of jsonl or parquet files",
             key=name,
         ) from error
     yield from (without_absent(dict(row)) for row in loaded)
@@ -262,7 +262,7 @@ def _engine(url: str) -> Engine:
         is_postgresql = parsed.get_backend_name() == "postgresql"
         return create_engine(parsed, execution_options={"postgresql_readonly": True} if is_postgresql else {})
     except (ArgumentError, SQLAlchemyError, ImportError) as error:
-        raise DataError(f"{shown(url)} is no database that can be read: {type(error).__name__}: {error}") from error
+        raise DataError(f"{shown(url)} is not a readable database: {type(error).__name__}: {error}") from error
 
 
 def _decode_all_text(connection: Any, _: Any) -> None:

@@ -94,7 +94,7 @@ def _number(row: Mapping[str, Any], key: str) -> float:
         raise DataError(f"column '{key}' (task_selector.feature_keys) is missing", key=key)
     number = number_of(row[key])
     if number is None:
-        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {row[key]!r}", key=key)
+        raise DataError(f"column '{key}' (task_selector.feature_keys) is not a number: {row[key]!r}", key=key)
     return number
 
 

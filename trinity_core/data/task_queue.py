@@ -120,11 +120,11 @@ def read_task(text: str) -> Any:
     try:
         task = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"the task is no JSON: {error.msg} at column {error.colno}") from error
+        raise DataError(f"the task is not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the task is no JSON: {error}") from error
+        raise DataError(f"the task is not JSON: {error}") from error
     if not isinstance(task, dict):
-        raise DataError("the task is no JSON object")
+        raise DataError("the task is not a JSON object")
     return task
 
 
@@ -136,7 +136,7 @@ def read_tasks(lines: Iterable[str]) -> list[Row]:
             if line.strip():
                 tasks.append(read_task(line))
         except DataError as error:
-            raise DataError(f"nothing was added, as line {number} of the input is no task: {error}") from error
+            raise DataError(f"nothing was added, as line {number} of the input is not a task: {error}") from error
     return tasks
 
 

@@ -64,7 +64,7 @@ def json_problem(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return f"is nested more than {MAX_DEPTH} levels deep"
     if isinstance(error, json.JSONDecodeError):
-        return f"is no JSON: {error.msg} at column {error.colno}"
+        return f"is not JSON: {error.msg} at column {error.colno}"
     return f"holds a number of more than {sys.get_int_max_str_digits()} digits"
 
 

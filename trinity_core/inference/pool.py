@@ -328,7 +328,7 @@ class EnginePool:
         known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         lost = slot.lost
         try:
-            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
+            sampled = await _answer(slot, slot.handle.so_far(known), self.patience, "reported its samples")
         except EngineLost as error:  # callers waiting for its answers get the error too
             log.debug("nothing to stream: %s", error)
             return
@@ -382,7 +382,7 @@ class EnginePool:
     def _count(self, slot: _Slot, lost: EngineLost) -> None:
         self.restarts += 1
         if self.restarts > self.max_restarts:
-            self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
+            self._fault = TransientFault(f"engines were lost {self.restarts} times, most recently: {lost}")
         else:
             log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
 

@@ -242,7 +242,7 @@ def _report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_bytes())
     except ValueError as error:
-        raise CommandFailed(f"its report is no JSON: {error}") from None
+        raise CommandFailed(f"its report is not JSON: {error}") from None
     if not isinstance(report, dict):
-        raise CommandFailed("its report is no JSON object")
+        raise CommandFailed("its report is not a JSON object")
     return report

@@ -194,7 +194,7 @@ async def _listening_once_free(host: str, port: int) -> socket.socket:
                 advice = f"end that, or set explorer.api_port to another port (waited {PORT_SECONDS:g} s)"
                 raise TransientFault(f"{fault}; it is held by {held}: {advice}") from error
             if not warned:
-                log.warning("port %d is waited for, up to %g s: it is held by %s", port, PORT_SECONDS, held)
+                log.warning("waiting up to %g s for port %d, which is held by %s", PORT_SECONDS, port, held)
             warned = True
     raise AssertionError("unreachable: the port is free or the time is over")
 

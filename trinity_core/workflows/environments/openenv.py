@@ -93,7 +93,9 @@ class OpenEnv:
         try:
             answer = json.loads(reply.data)
         except (ValueError, RecursionError):
-            raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
+            raise EnvironmentFailed(
+                f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is not JSON"
+            ) from None
         return self._step(message["type"], answer)
 
     def _step(self, asked: str, answer: Any) -> Step:

@@ -147,7 +147,7 @@ class Hosts:
             while self._used[where] >= most and not given_up.is_set():
                 self._wait(where, most, patience)
             if given_up.is_set() or queueing.is_over:
-                raise EnvironmentFailed(f"nobody waits any longer for a process of environment '{where.name}'")
+                raise EnvironmentFailed(f"the rollout no longer waits for a process of environment '{where.name}'")
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None
