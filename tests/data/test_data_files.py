@@ -297,7 +297,7 @@ def test_structs_of_hub_rows_have_the_keys_that_they_were_given(monkeypatch):
 
 
 def test_nulls_of_json_are_kept(tmp_path):
-    """There, whoever wrote the row wrote them."""
+    """In JSON the row's author wrote them."""
     row = {"tools": [{"default": None}], "answer": None}
     assert read_rows(str(jsonl(tmp_path / "x.jsonl", [row]))).rows == [row]
 
@@ -364,7 +364,7 @@ ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(5)]
 
 
 def test_files_that_other_tools_wrote_are_read(tmp_path):
-    """By pandas, pyarrow and datasets, each as it writes them by default."""
+    """By pandas, pyarrow and datasets, each with its defaults."""
     import pyarrow
     from datasets import Dataset
     from pyarrow import feather

@@ -156,8 +156,8 @@ class ModelWrapper:
         known, _ = self._begun(messages, tools)
         if known is None:
             raise TrinityError(
-                "none of the conversation's answers was sampled by this model, so it cannot become an experience; answers "
-                "must be in it exactly as `response_text` returned them"
+                "none of the conversation's answers was sampled by this model, so it cannot become an experience; "
+                "answers must be in it exactly as `response_text` returned them"
             )
         trajectory, answer = known
         recorded = trajectory.experience()
