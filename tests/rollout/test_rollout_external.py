@@ -1,4 +1,4 @@
-"""An evaluation of an external endpoint: no engines, each answer a request, and failures that are no zeros."""
+"""Evaluation of an external endpoint: no engines, each answer is a request, and failures are not zeros."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_endpoint_that_fails_gives_no_score(tmp_path: Path, tiny_folders: Tin
 
 
 class Continues(SimpleWorkflow):
-    """Continues token ids, which no endpoint can."""
+    """Continues token ids, which no endpoint can do."""
 
     async def run(self) -> list:
         return await self.model.generate([1, 2, 3])
@@ -137,7 +137,7 @@ def test_a_workflow_that_needs_token_ids_is_told(
 
 
 class Agent(Workflow):
-    """Code with an OpenAI client of its own."""
+    """Code with its own OpenAI client."""
 
     def run(self) -> list:
         with self.model.session(0) as session:  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ class Agent(Workflow):
 def test_an_agent_with_its_own_client_is_scored(
     tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    """Its right answers count; a request that the endpoint fails is missing; a wrong key ends the evaluation."""
+    """Right answers count; a request that the endpoint fails is missing; a wrong key ends the evaluation."""
     monkeypatch.setitem(WORKFLOWS, "agent", Agent)
     known = truths(tiny_folders)
 
@@ -245,7 +245,7 @@ def test_wrong_settings_are_reported_without_secrets(
 
 
 def test_an_agents_client_has_a_key_and_ends_in_time() -> None:
-    """Clients refuse to start without a key; and one that waits longer than its workflow would count as wrong."""
+    """Clients refuse to start without a key, and one that waits longer than its workflow would count as wrong."""
     settings = ExternalModelConfig(base_url="http://127.0.0.1:1/v1", model_name="m", timeout=300, max_retry_times=6)
     session = ExternalSession(settings, "", budget=810.0)
     assert session.api_key and session.openai_client.api_key == session.api_key

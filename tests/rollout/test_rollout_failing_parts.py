@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def configured(tiny_folders, tmp_path, values, **taskset):
-    """A configuration with a model half of whose tokens end its turn: it was never trained, and would talk on."""
+    """A configuration with an untrained model half of whose tokens end its turn, so that it stops at all."""
     folder = shutil.copytree(tiny_folders.model, tmp_path / "model")
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps(json.loads(generation.read_text()) | {"eos_token_id": list(range(0, 470, 2))}))

@@ -1,4 +1,4 @@
-"""Judges, reward models and teachers on real models: the answers of an explorer are scored by them."""
+"""Judges, reward models and teachers with real models score an explorer's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a step, worked out by hand."""
+"""The metrics of a step, computed by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_rollout_of_several_experiences_counts_once():
 
 
 def test_a_part_of_the_reward_is_not_the_reward():
-    """A reward function may call a part `reward`, a workflow a metric `response_length`."""
+    """A reward function may name a part `reward`, a workflow a metric `response_length`."""
     one = experience(0.75, format=0.25, response_length=9.0)
     one.metrics["reward"] = 0.5
     numbers = step_numbers([outcome(one)])

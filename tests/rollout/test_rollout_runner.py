@@ -32,7 +32,7 @@ ASK = [{"role": "user", "content": "Tom has 3 apples."}]
 
 
 class Scripted(Workflow):
-    """Does what `workflow_args["does"]` says at each attempt in turn."""
+    """Does what `workflow_args["does"]` says, one entry for each attempt."""
 
     attempts: dict[int, int] = {}  # noqa: RUF012 - shared by the test's workflows on purpose
     running = most = 0
@@ -144,7 +144,7 @@ def loop_for_ever():
 
 @pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
 def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
-    """The others go on, as often as it is tried; what they had begun does not count as a failure of theirs."""
+    """The others continue on every retry; their interrupted attempts do not count as failures."""
     monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
     bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=1.5, retries=1)
     assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
@@ -166,7 +166,7 @@ class Counting:
 
 
 def register_blocking(monkeypatch, starts):
-    """A workflow `blocking`, which does not yield once another one has begun; that is noticed soon."""
+    """A workflow `blocking`, which does not yield once another one has begun; detected soon."""
 
     class Blocking(Scripted):
         async def run(self):
@@ -244,7 +244,7 @@ def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
 
 
 def workflows_since(before):
-    """The threads of workflows that have begun since the threads `before` were listed."""
+    """The threads of workflows that have begun since the list `before`."""
     return [thread for thread in threading.enumerate() if thread.name == "workflow" and thread not in before]
 
 
@@ -345,7 +345,7 @@ class _Result:
 
 
 def test_what_workflows_returned_is_not_kept():
-    """An explorer lives for days: what it kept of each rollout would fill its memory."""
+    """An explorer lives for days: references to each rollout would fill its memory."""
     kept: WeakSet[_Result] = WeakSet()
 
     async def returns():

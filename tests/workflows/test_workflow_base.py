@@ -167,7 +167,7 @@ def test_a_metric_that_is_no_finite_number_is_left_out(monkeypatch, caplog):
 
 
 def test_what_a_workflow_changes_of_its_task_is_its_own(monkeypatch):
-    """A row is drawn again in the next epoch, and its task may be tried again."""
+    """A row is drawn again in the next epoch, and its task may be retried."""
 
     class Appends(Workflow):
         async def run(self):

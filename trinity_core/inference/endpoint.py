@@ -102,14 +102,12 @@ class Endpoint:
     """Seconds for a request with all its retries."""
     first_delay: float = FIRST_DELAY
     section: str = "explorer.external_model"
-    """Configuration section with its settings, for messages."""
     retries: int = 0
     _answered: int = 0
     _failed: int = 0
     """Requests since the last answer that finally failed and began after it."""
     _client: AsyncOpenAI | None = None
     _free: asyncio.Semaphore | None = None
-    """Slots for concurrent requests."""
 
     def __str__(self) -> str:
         return endpoint_name(self.settings)
@@ -219,13 +217,11 @@ class Endpoint:
         return longest * random.uniform(0.5, 1.0)
 
     def _shown(self, text: str) -> str:
-        """Return the beginning of a body on one line."""
         line = " ".join(without_key(text, self.key).split())
         return line[:SHOWN] or "nothing"
 
 
 def endpoint_name(settings: ExternalModelConfig) -> str:
-    """Return the endpoint's name for messages."""
     return f"endpoint {settings.base_url} (model {settings.model_name})"
 
 

@@ -38,8 +38,6 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One engine: model, limits and placement."""
-
     model_path: str
     max_model_len: int
     """Longest sequence in tokens, prompt and response together."""
@@ -167,7 +165,6 @@ def _adapter(lora: LoraConfig | None) -> dict[str, Any]:
 
 
 def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:
-    """Return the settings of each engine of an auxiliary model."""
     return _settings(
         model,
         model_path=model.model_path,

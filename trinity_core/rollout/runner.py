@@ -120,7 +120,6 @@ class TaskRunner:
     rewards: RewardRunner
     at_once: int
     timeout: float
-    """Seconds for one attempt at one task."""
     max_retries: int = 0
     auxiliary: Sequence[RolloutModel] = ()
     records: bool = False

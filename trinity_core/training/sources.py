@@ -346,7 +346,7 @@ def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: S
     known = describe_explorers(stats.explorers, stats.now)
     if all_is_dropped(stats.explorers, before, stats.now):
         return TrinityError(
-            f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
+            f"{nothing}{known}. Explorers work, but operators drop all their rows: see their metrics "
             "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
         )
     return TransientFault(nothing + known)

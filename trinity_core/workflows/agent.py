@@ -109,7 +109,6 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Variables of the explorer that a command sees; others may hold passwords."""
 LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@"'
 REPORT_BYTES = 16 << 20
-"""Size limit of a report."""
 SHOWN = 500
 """Number of last characters of a command's output in its error message."""
 
@@ -163,7 +162,6 @@ class CommandWorkflow(AgentWorkflow):
     needs_prompt = False
 
     async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
-        """Return the verdict on the command's report."""
         arguments = CommandArguments.model_validate(self.task.workflow_args)
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
@@ -244,7 +242,7 @@ def _report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_bytes())
     except ValueError as error:
-        raise CommandFailed(f"its report is no JSON: {error}") from None
+        raise CommandFailed(f"its report is not JSON: {error}") from None
     if not isinstance(report, dict):
-        raise CommandFailed("its report is no JSON object")
+        raise CommandFailed("its report is not a JSON object")
     return report

@@ -197,7 +197,6 @@ class RecordedCompletion(OpenAIServingCompletion):
 
 
 async def each_of(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """Yield the items from an async generator."""
     for item in items:
         yield item
 

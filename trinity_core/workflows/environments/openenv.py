@@ -16,7 +16,6 @@ from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environme
 START_SECONDS = 32.0
 """Time for a full or starting server to open a session; less than the default `time_limit`."""
 MOST_BYTES = 16 << 20
-"""Size limit of a message."""
 CLOSE_SECONDS = 2.0
 """Time for a server to end a session that its client has closed."""
 
@@ -54,7 +53,6 @@ class OpenEnv:
         return await self._begun({"type": "reset", "data": data})
 
     async def step(self, action: str) -> Step:
-        """Perform the action in the policy's text."""
         data: Any = {self._action_key: action} if self._action_key else _as_object(action)
         if data is None:
             return Step(
@@ -95,7 +93,9 @@ class OpenEnv:
         try:
             answer = json.loads(reply.data)
         except (ValueError, RecursionError):
-            raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
+            raise EnvironmentFailed(
+                f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is not JSON"
+            ) from None
         return self._step(message["type"], answer)
 
     def _step(self, asked: str, answer: Any) -> Step:

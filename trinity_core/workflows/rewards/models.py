@@ -91,7 +91,6 @@ class ModelRewards:
 
 
 def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Group the indices of equal arguments."""
     groups: list[list[int]] = []
     for place, own in enumerate(arguments):
         group_of_equals = next((group for group in groups if arguments[group[0]] == own), None)
@@ -103,7 +102,6 @@ def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def conversation(item: RewardItem) -> list[Message]:
-    """Return the messages that an answer replies to."""
     return [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
 
 
