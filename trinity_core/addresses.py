@@ -70,7 +70,6 @@ def holder_of(port: int) -> psutil.Process | None:
 
 
 def in_words(process: psutil.Process | None) -> str:
-    """Describe a process in messages."""
     if process is None:
         return "a process that cannot be seen from here"
     with suppress(psutil.Error):

@@ -11,7 +11,6 @@ from trinity_core.addresses import LOOPBACK, STUDIO_PORT
 from trinity_core.files import read_json
 
 ROLLOUTS = "/rollouts"
-"""Path of the page of sampled rollouts in Studio."""
 
 
 def page_note(checkpoint_root_dir: Path, page: str) -> Path:
@@ -20,7 +19,6 @@ def page_note(checkpoint_root_dir: Path, page: str) -> Path:
 
 
 def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
-    """Return the content of a page's file; empty while the page is not served."""
     return read_json(page_note(checkpoint_root_dir, page)) or {}
 
 
