@@ -401,7 +401,7 @@ def registered(monkeypatch, registry, part):
     return "taking"
 
 
-def test_an_advantage_alone_may_need_the_reference(monkeypatch):
+def test_advantage_may_need_the_reference(monkeypatch):
     function, _ = taking("ref_logprobs", lambda data: (data["ref_logprobs"], {}), first=("mask",))
     advantage = registered(monkeypatch, ADVANTAGES, function)
     assert Objective(spec_of("grpo", **NO_KL, advantage_fn=advantage, advantage_fn_args={})).needs_reference

@@ -306,7 +306,7 @@ def test_a_template_that_leaves_out_tool_calls_is_refused(family: Family) -> Non
     assert isinstance(refused, DataError)
 
 
-def test_a_template_that_leaves_out_the_text_beside_a_call_is_refused() -> None:
+def test_template_that_drops_text_next_to_a_call_is_refused() -> None:
     """Like Llama 3.2's and Hermes': the answer would be learned as the call alone."""
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -375,7 +375,7 @@ def test_thoughts_that_the_text_holds_already_are_not_written_twice() -> None:
         assert encoder_of(QWEN3).tokenizer.decode(encoded.tokens).count("hm") == 1
 
 
-def test_a_history_of_thoughts_beside_text_beside_calls_is_left_to_the_template() -> None:
+def test_thoughts_with_text_and_calls_are_left_to_the_template() -> None:
     """gpt-oss's template refuses a message with both text and `thinking`."""
     template = CHATML.template.replace(
         "{{ m.content }}",
@@ -409,7 +409,7 @@ def test_thoughts_opened_by_the_prompt_alone_are_refused() -> None:
     assert isinstance(refused, DataError) and "<think>" in str(refused)
 
 
-def test_an_end_that_is_several_tokens_is_no_turn_end() -> None:
+def test_multi_token_end_is_not_a_turn_end() -> None:
     """For example if a template is used with a tokenizer that does not know its tokens."""
     encoder = ChatEncoder(make_tokenizer(), PHI.template.replace("{{ eos_token }}", ""))
     assert encoder.turn_ends == () and encoder.closing.end is None
@@ -418,7 +418,7 @@ def test_an_end_that_is_several_tokens_is_no_turn_end() -> None:
     assert encoder.tokenizer.decode(encoded.tokens[encoded.answer]) == "two<|end|>\n"
 
 
-def test_a_call_that_closes_with_a_token_of_its_own_ends_no_turn() -> None:
+def test_end_token_of_a_call_does_not_end_the_turn() -> None:
     """An answer may have several calls, so the token after one of them must not stop an engine."""
     family = CHATML
     template = family.template.replace("</tool_call>{% endfor %}<|im_end|>", "<|call_end|>{% endfor %}").replace(

@@ -237,7 +237,7 @@ def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e"
 
 
-def test_control_characters_of_rows_are_shown_not_obeyed(given: dict[str, Any], tmp_path: Path) -> None:
+def test_control_characters_of_rows_are_escaped(given: dict[str, Any], tmp_path: Path) -> None:
     """They could clear the screen, or hide part of a row."""
     write_jsonl(tmp_path / "train.jsonl", [{"question": HOSTILE, "answer": "2"}, {"question": "1\n2", HOSTILE: 1}])
     given["model"]["max_prompt_tokens"] = 500

@@ -95,7 +95,7 @@ def test_probabilities_follow_distance_and_tau():
     assert share == pytest.approx(0.731, abs=0.025)
 
 
-def test_sampled_pass_rates_try_tasks_of_which_little_is_known():
+def test_sampled_pass_rates_explore_uncertain_tasks():
     """At 0.5 after 1000 rollouts and at 0.5 after none: draws of the latter are seldom nearer to 0.5."""
     chosen = selector("difficulty_based", np.empty((2, 0)), m=1000, lamb=0, tau=0, do_sample=True)
     chosen.observe({0: 0.5})

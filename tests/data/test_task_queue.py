@@ -137,7 +137,7 @@ def test_a_queue_that_lost_tasks_is_refused(queue):
 
 
 @pytest.mark.parametrize(("before", "now"), [(3, 9), (9, 3), (9, 9), (3, 1)])
-def test_a_task_is_drawn_once_whatever_becomes_usable(queue, before, now):
+def test_task_is_drawn_once_when_usable_tasks_change(queue, before, now):
     """All tasks with at most `before` letters were drawn; then others become usable, and one arrives."""
 
     class Letters(PromptCheck):

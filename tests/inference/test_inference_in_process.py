@@ -51,7 +51,7 @@ async def stopped(engine: Steps, go_on_after: float | None) -> str:
     return let_go_on
 
 
-def test_a_stopped_engine_is_let_go_by_its_own_thread() -> None:
+def test_stopped_engine_is_released_by_its_own_thread() -> None:
     assert asyncio.run(stopped(Steps(), go_on_after=0.2)) == "vllm"
 
 

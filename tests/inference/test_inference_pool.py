@@ -427,7 +427,7 @@ async def parts_of(pool, limit=99):
     return parts
 
 
-def test_a_streamed_sample_comes_in_parts():
+def test_streamed_sample_arrives_in_parts():
     async def main():
         return await parts_of(await started(GrowingEngine([*range(10)])))
 
@@ -436,7 +436,7 @@ def test_a_streamed_sample_comes_in_parts():
     assert len(parts) > 2 and [finished for _, _, finished in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_a_lost_engines_stream_goes_on_elsewhere():
+def test_lost_engines_stream_continues_on_another_engine():
     engine = GrowingEngine([*range(10)], dies_after=6)
 
     async def main():
@@ -472,7 +472,7 @@ class LateEngine(GrowingEngine):
 
 
 @pytest.mark.parametrize("turns_late", range(6))
-def test_a_lost_engine_adds_nothing_to_a_stream_that_goes_on_elsewhere(turns_late):
+def test_lost_engine_adds_nothing_to_a_continued_stream(turns_late):
     """What is streamed is what is recorded: two engines rarely sample the same tokens."""
     lost = LateEngine([*range(10)], dies_after=6, turns_late=turns_late)
     other = GrowingEngine([*range(100, 110)], generation=1)
@@ -487,7 +487,7 @@ def test_a_lost_engine_adds_nothing_to_a_stream_that_goes_on_elsewhere(turns_lat
     assert [version for _, versions, _ in parts for version in versions] == [0] * handed + [1] * (10 - handed)
 
 
-def test_nobody_looks_at_engines_without_streams():
+def test_engines_without_streams_are_not_polled():
     engine = GrowingEngine([*range(3)])
     engine.so_far = None  # type: ignore[assignment]
 

@@ -211,7 +211,7 @@ def test_answers_follow_a_schema(tiny_engine, tiny_folder, where):
     assert whole and all(parsed.keys() == {"n", "sure"} and parsed["n"] in (1, 2, 3) for parsed in whole)
 
 
-def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
+def test_tokens_forced_by_a_grammar_carry_no_loss(api, tiny_engine):
     """The answers before and after it do, with the log-probs of the whole distribution."""
     session = api.session(seed=2)
     client, messages = api.client(session), list(ASK)
@@ -227,7 +227,7 @@ def test_what_a_grammar_forced_carries_no_loss(api, tiny_engine):
     assert sequence.mask.sum() == sum(lengths) - chosen
 
 
-def test_what_a_grammar_left_free_carries_loss(api, tiny_engine, monkeypatch):
+def test_tokens_free_under_a_grammar_carry_loss(api, tiny_engine, monkeypatch):
     """A grammar of any text excludes special tokens and partial characters, which this model samples often."""
     monkeypatch.setattr("trinity_core.inference.openai_api.client.FREE_GAP", 1.0)
     any_text = {"extra_body": {"structured_outputs": {"regex": "(.|\\n)*"}}}
@@ -345,7 +345,7 @@ def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
     assert longest > 2  # and many continued
 
 
-def test_no_sessions_tokens_are_in_anothers(api, tiny_engine):
+def test_sessions_do_not_share_tokens(api, tiny_engine):
     """100 sessions at once, each with its own prompt: an engine takes 64."""
     sessions = [api.session(seed=number) for number in range(100)]
 
@@ -417,7 +417,7 @@ def test_conversations_of_a_rollout_draw_noise_of_their_own(api):
     assert again == first  # a run that resumes gets the same
 
 
-def test_a_fixed_seed_of_an_agent_makes_no_equal_rollouts(api):
+def test_fixed_agent_seed_does_not_make_rollouts_equal(api):
     """Many agents set `seed=42`; equal requests within a session get equal answers."""
 
     def said(seed):

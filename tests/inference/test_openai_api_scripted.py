@@ -351,7 +351,7 @@ def wait_until_idle(session):
 
 
 @pytest.mark.parametrize(("seconds", "chunks"), [(0.0, 1), (0.012, 3)])
-def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chunks, monkeypatch):
+def test_stream_cut_by_its_client_is_not_recorded(api, speaker, seconds, chunks, monkeypatch):
     """However fast the answer was: 14 rollouts, each cut after some chunks, and the session ended at once."""
     monkeypatch.setattr("trinity_core.inference.openai_api.model_routes.END_SECONDS", 5.0)  # for a busy client
     for number in range(14):
@@ -437,7 +437,7 @@ def callbacks(monkeypatch):
     gc.enable()
 
 
-def test_log_probs_hold_up_nobody(speaker, folder, callbacks):
+def test_log_probs_do_not_block_other_requests(speaker, folder, callbacks):
     """Writing them does not run in the event loop: no callback takes more than a twentieth of the time."""
     with (
         serving(folder, Talkative(tokenizer=speaker.tokenizer), max_model_len=1024) as api,
@@ -517,7 +517,7 @@ def test_deep_json_is_refused_with_its_reason(api, path):
 
 
 @pytest.mark.parametrize("ends", ["session", "client"])
-def test_whole_answers_are_given_up_in_the_engine(api, speaker, ends):
+def test_cancelled_answers_are_aborted_in_the_engine(api, speaker, ends):
     """Not just in the server."""
     say(speaker, "one two three four five", seconds=0.5)
     session, before = api.session(), len(speaker.aborted)
@@ -549,7 +549,7 @@ def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):
     assert f": {count} tokens, 'two and two', " in completion
 
 
-def test_an_engine_lost_in_mid_stream_is_not_noticed(folder):
+def test_engine_lost_mid_stream_is_invisible_to_the_client(folder):
     """The engine is its own, as another one replaces it."""
     speaker = Speaker(tokenizer=load_tokenizer(str(folder)))
     say(speaker, "hm</think>one two three four five six", seconds=0.02, dies_in=(0,))
@@ -570,7 +570,7 @@ def test_a_parser_that_the_model_cannot_serve_is_refused(speaker, tiny_folder):
         pass
 
 
-def test_what_an_engine_that_speculates_refuses_is_refused_alone(speaker, tiny_folder):
+def test_speculative_engine_refuses_only_the_bad_request(speaker, tiny_folder):
     say(speaker, "Yes.", "Yes.")
     speaker.calls.clear()
     with serving(tiny_folder, speaker, speculative_config={"method": "ngram"}) as api:
@@ -698,7 +698,7 @@ def test_guided_answers_to_one_prompt_are_rollouts_too(api, speaker, monkeypatch
     assert not any(one.action_mask.any() for one in outcome.experiences)
 
 
-def test_a_session_that_goes_on_is_one_rollout(api, speaker, monkeypatch):
+def test_continued_session_is_one_rollout(api, speaker, monkeypatch):
     say(speaker, "hm</think>right", "hm</think>wrong", "hm</think>right", "hm</think>right")
     outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args={"goes_on": True})
     assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (0, 1), (0, 2)]
@@ -720,7 +720,7 @@ def test_a_rollout_without_an_answer_counts_in_its_group(api, speaker, monkeypat
     assert not first.is_unscored and step_numbers([outcome])["reward/mean"] == 0.5
 
 
-def test_clients_of_a_session_ask_no_proxy(api, speaker, monkeypatch):
+def test_session_clients_use_no_proxy(api, speaker, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     say(speaker, "hm</think>yes")
@@ -790,7 +790,7 @@ def chat(base_url, messages):
     return client.chat.completions.create(model="policy", messages=messages).choices[0].message
 
 
-def test_a_conversation_goes_on_after_a_restart(serve, speaker):
+def test_conversation_continues_after_a_restart(serve, speaker):
     say(speaker, "one", "two")
     with serve() as api:
         opened = post(api, "/sessions", {}).json()

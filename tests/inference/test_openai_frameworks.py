@@ -94,7 +94,7 @@ def test_every_framework_has_a_recipe():
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_a_framework_runs_as_it_comes(api, speaker, tmp_path, name):  # noqa: F811
+def test_framework_runs_unmodified(api, speaker, tmp_path, name):  # noqa: F811
     python = Path(f"{sys.prefix}-{'agentscope' if name == 'AgentScope 1' else 'frameworks'}/bin/python")
     if not python.exists():
         pytest.skip(f"{python.parents[1]} is missing; make dev makes it")

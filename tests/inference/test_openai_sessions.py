@@ -102,7 +102,7 @@ def test_a_shared_prefix_counts_in_one_branch_only():
     assert second.experience(reward=0.5, run=2).logprobs.tolist() == [3.0]
 
 
-def test_equal_answers_are_told_apart():
+def test_equal_answers_are_distinguished():
     """Two equal answers, each followed by its own turn, need two sequences and not three."""
     recorder = Recorder()
     for number, (prompt, sampled) in enumerate([([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 5], [6])]):
@@ -162,7 +162,7 @@ def calling(arguments, content=""):
     return {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
 
 
-def test_white_space_around_an_answer_is_no_difference():
+def test_white_space_around_an_answer_is_ignored():
     assert canonical({"role": "assistant", "content": "\n 4\n"}) == canonical({"role": "assistant", "content": "4"})
     assert canonical({"role": "user", "content": "4\n"}) != canonical({"role": "user", "content": "4"})
 
@@ -179,7 +179,7 @@ def test_white_space_around_an_answer_is_no_difference():
         ("Calling tools:\n[1]", "Calling tools:\n[]", False),
     ],
 )
-def test_white_space_within_an_answer_and_key_order_are_no_difference(said, back, same):
+def test_inner_white_space_and_key_order_are_ignored(said, back, same):
     texts = [canonical({"role": "assistant", "content": content}) for content in (said, back)]
     assert (texts[0] == texts[1]) == same
 

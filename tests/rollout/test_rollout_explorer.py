@@ -155,7 +155,7 @@ def test_experiences_carry_the_temperature_of_their_task_set(config, engine):
     assert Counter(row.temperature for row in rows) == {1.0: 8, 0.6: 4}, "greedy log-probs are those at 1"
 
 
-def test_an_explorer_that_waits_to_write_answers(config, engine):
+def test_explorer_waiting_to_write_still_answers(config, engine):
     """While it waits for disk space, or here for the file's lock, it must not be taken for dead."""
 
     async def watch(explorer):
@@ -208,7 +208,7 @@ def test_no_cache_reset_if_every_step_loads_weights(config, engine):
     assert len(engine.calls) == 4 and engine.cache_resets == []
 
 
-def test_it_waits_for_the_trainer_and_says_so(config, engine):
+def test_waiting_for_the_trainer_is_reported(config, engine):
     settings = config()
 
     async def main():
@@ -404,7 +404,7 @@ def test_a_finished_trainer_ends_a_wait(config, engine):
     assert asyncio.run(main())["ended"] == "the trainer has finished all its 1 steps"
 
 
-def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_path):
+def test_resumed_run_draws_the_same_tasks(config, engine, tmp_path):
     through = config(name="through")
     publish(through, 0, 1, 2, 3)
     asyncio.run(Explorer(through, [engine]).run(explore))
@@ -427,7 +427,7 @@ def test_stop_ends_a_wait(config, engine):
     assert asyncio.run(main())["step"] == 1
 
 
-def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
+def test_missing_trainer_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
     with pytest.raises(TransientFault, match=r"version 1 .*; no trainer has been seen yet"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -523,7 +523,7 @@ def test_explore_steps_suffice_for_train_steps_of_another_size(config, engine, c
 
 
 @pytest.mark.parametrize("store_first", [True, False])
-def test_it_starts_over_if_its_version_goes_while_it_loads(config, engine, store_first):
+def test_starts_over_if_its_version_is_removed_during_load(config, engine, store_first):
     """The trainer goes back to checkpoint 1; its store may not show it yet when version 2 turns out to be gone."""
 
     class Racing(FakeEngine):
@@ -601,7 +601,7 @@ def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode,
     assert [version for _, version in engine.loaded] == loaded
 
 
-def test_no_step_begins_whose_rows_would_be_stale(config, engine):
+def test_step_with_stale_rows_does_not_begin(config, engine):
     """With max_staleness 1 at most two steps are in progress; each train step admits one more."""
     settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 1})
     publish(settings, 0)
@@ -658,7 +658,7 @@ def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
     assert [version for _, version in engine.loaded] == [0, 3]
 
 
-def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
+def test_slow_operator_does_not_block(config, engine):
     settings = config(
         mode="explore",
         buffer={"total_steps": 1},
@@ -755,7 +755,7 @@ def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
         asyncio.run(main())
 
 
-def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
+def test_without_trainer_starts_with_engine_weights(config, engine):
     asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
     assert engine.loaded == [] and engine.cache_resets == []
     assert len(engine.calls) == 4
@@ -790,7 +790,7 @@ class Broken(Workflow):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_run_whose_tasks_all_fail_does_not_end_well(config, engine, monkeypatch, steps):
+def test_run_fails_if_all_tasks_fail(config, engine, monkeypatch, steps):
     """Three or six failures may be due to rows, but a run in which nothing succeeds trains nothing."""
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore", buffer={"total_steps": steps}))
@@ -810,7 +810,7 @@ class Unjudged(Workflow):
         return [one.experience(1.0 if fine else error) for one in answers]
 
 
-def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, monkeypatch):
+def test_run_fails_if_no_answer_can_be_judged(config, engine, monkeypatch):
     """A reward function that fails on each answer leaves nothing to learn from, however many steps are taken."""
     monkeypatch.setitem(WORKFLOWS, "unjudged", Unjudged)
     settings = with_workflow("unjudged", config(mode="explore"))
@@ -820,7 +820,7 @@ def test_a_run_whose_answers_nobody_can_judge_does_not_end_well(config, engine, 
     assert (audit.tasks_drawn, audit.failed) == (6, 0)
 
 
-def test_a_run_whose_prompts_are_all_too_long_ends_at_once(config, engine):
+def test_run_fails_at_once_if_all_prompts_are_too_long(config, engine):
     """They are truncated and carry no loss. Later, a step of long prompts does not end the run."""
     settings = config(mode="explore").with_values({"model.max_prompt_tokens": 4})
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 .*max_prompt_tokens"):
@@ -834,7 +834,7 @@ def outcome(one):
     return Outcome(Task(index=3, raw={}, taskset="gsm8k", workflow="w"), [one])
 
 
-def test_answers_that_a_workflow_masks_are_no_prompts_that_were_cut():
+def test_masked_answers_are_not_truncated_prompts():
     long = Experience(np.arange(3), 1, np.zeros(2, bool), versions=np.zeros(2, np.int32), reward=0.0, truncated=True)
     FailureWatch().check(1, [outcome(long)] * 20)
 
@@ -856,7 +856,7 @@ def test_what_other_explorers_left_may_be_enough():
         FailureWatch().check_left(4, [], ["filter"], True)
 
 
-def test_a_run_whose_operators_leave_nothing_does_not_end_well(config, engine):
+def test_run_fails_if_operators_drop_everything(config, engine):
     """Some steps may be empty; a run of only empty steps trains nothing."""
     nothing = {"operators": [{"name": "zero_variance_group_filter"}]}
     settings = config(mode="explore", data_processor={"experience_pipeline": nothing})
@@ -874,7 +874,7 @@ def test_an_answer_with_a_verdict_now_and_then_is_enough(config, engine, monkeyp
     assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
-def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):
+def test_run_may_end_with_a_failed_step(config, engine, monkeypatch):
     """It has rows of earlier steps, even if they were explored before a resume."""
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     fine = config(mode="explore", buffer={"total_steps": 1})
@@ -883,7 +883,7 @@ def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):
     assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
-def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
+def test_few_consecutive_failures_do_not_end_the_run(tmp_path):
     """A run whose steps have one task does not end at a bad row; one in which nothing succeeds any more ends soon."""
     task = Task(index=3, raw={}, taskset="gsm8k", workflow="w", location="train.jsonl:4")
     failed, fine = Outcome(task, error=KeyError("board")), Outcome(task)
@@ -899,7 +899,7 @@ def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
     assert lines == [{"source": "train.jsonl", "line": 4, "reason": "KeyError: 'board'"}] * 16
 
 
-def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
+def test_step_with_one_failure_continues_and_counts_it(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore"), only=1)
     asyncio.run(Explorer(settings, [engine]).run(explore))
@@ -952,7 +952,7 @@ def test_evaluates_at_the_start_and_every_eval_interval(config, engine):
     assert lines[0].metrics["eval/small/accuracy"] == pytest.approx(np.mean([t == "7" for t in truths]))
 
 
-def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
+def test_resumed_run_skips_startup_evaluation(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 3})
     publish(settings, 0, 1, 2, 3)
     for _ in range(2):
@@ -994,7 +994,7 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     assert not (settings.job_dir / "buffer").exists(), "an empty store would pass for a run's"
 
 
-def test_an_evaluation_says_how_far_it_is(config, engine, tiny_folder, monkeypatch):
+def test_evaluation_reports_progress(config, engine, tiny_folder, monkeypatch):
     explorer, heard = Explorer(config(mode="bench"), [engine]), []
     one_more = EvaluationProgress.one_more
 
@@ -1049,7 +1049,7 @@ def odd_tasks_are_dropped():
     return {"experience_pipeline": {"operators": [{"name": "even_tasks"}]}}
 
 
-def test_what_operators_are_given_is_saved(config, engine, odd_tasks_are_dropped, tmp_path):
+def test_operator_input_is_saved(config, engine, odd_tasks_are_dropped, tmp_path):
     """A step that was written but not stored, because the run was killed in between, is cut off and rewritten."""
     pipeline = odd_tasks_are_dropped["experience_pipeline"] | {"input_save_path": str(tmp_path / "given.jsonl")}
     settings = config(mode="explore", data_processor={"experience_pipeline": pipeline})

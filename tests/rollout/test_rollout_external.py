@@ -121,7 +121,7 @@ class Continues(SimpleWorkflow):
         return await self.model.generate([1, 2, 3])
 
 
-def test_a_workflow_that_needs_token_ids_is_told(
+def test_workflow_that_needs_token_ids_gets_an_error(
     tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(WORKFLOWS, "continues", Continues)
@@ -194,7 +194,7 @@ def test_a_scored_endpoint_is_asked_again_if_it_changes(tmp_path: Path, tiny_fol
     assert len(prints) == 4 and score_fingerprint(one, 0) in prints
 
 
-def test_an_endpoint_has_a_run_of_its_own_and_no_engines(tmp_path: Path, tiny_folders: TinyFolders, key: str) -> None:
+def test_endpoint_run_has_no_engines(tmp_path: Path, tiny_folders: TinyFolders, key: str) -> None:
     config = config_of(
         tmp_path, tiny_folders, URL, "mode=both", f"model.model_path={tiny_folders.model}", "model.max_model_len=64",
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
@@ -217,7 +217,7 @@ def test_an_unset_key_is_reported_before_anything_starts(
         choose_stage(StageRequest(config))
 
 
-def test_a_judge_beside_an_endpoint_needs_a_length(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+def test_judge_with_endpoint_policy_needs_max_model_len(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     judge = "explorer.auxiliary_models=[{model_path: judge}]"
     with raising(ConfigError, key="explorer.auxiliary_models[0].max_model_len"):
         config_of(tmp_path, tiny_folders, URL, judge)

@@ -33,7 +33,7 @@ def configured(tiny_folders, tmp_path, values, **taskset):
     return config.with_values({"buffer.explorer_input.tasksets": [usual.with_values(taskset)]})
 
 
-def test_tools_that_hang_or_raise_are_told_to_the_model(
+def test_tool_errors_are_reported_to_the_model(
     tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch
 ):
     """Of three calls one hangs and one raises. Every answer of the model counts as a call."""

@@ -45,7 +45,7 @@ def test_rewards_lengths_parts_and_failures():
     assert numbers["verifier_errors"] == 1
 
 
-def test_a_prompt_that_was_cut_is_no_sample():
+def test_truncated_prompt_is_not_a_sample():
     """An evaluation counts it as wrong: the model has not answered."""
     cut = [experience(0.0), experience(0.0)]
     for one in cut:

@@ -57,7 +57,7 @@ def lines(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("other", [{"name": "r2"}, {"explorer": "second"}])
-def test_file_of_another_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
+def test_file_of_another_run_is_not_emptied(tmp_path: Path, other: dict[str, str]) -> None:
     path = tmp_path / "out" / "explored.jsonl"
     explore(run_named(tmp_path, path), 1, 2, 3)
     with pytest.raises(TrinityError, match="needs its own file"):

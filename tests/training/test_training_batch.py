@@ -77,7 +77,7 @@ def test_rows_without_logprobs_are_counted_if_sampled(make_config):
     assert "experience/rows_without_logprobs" not in batch_metrics(lay_out(rows, objective), 0)
 
 
-def test_rows_whose_prompt_was_cut_are_no_samples(make_config):
+def test_truncated_prompts_are_not_samples(make_config):
     """Nothing was sampled for them; their reward of 0 must not count."""
     config = make_config(algorithm__advantage_fn_args="{std_cal_level: batch}")
     objective, rows = Objective(config.algorithm), make_rows(1)
@@ -149,7 +149,7 @@ def test_batch_without_any_verdict_is_refused(make_config):
     assert not lay_out(masked, grpo).mask.any(), "answers that no verifier judged are no error"
 
 
-def test_given_answers_need_no_verdict(make_config):
+def test_expert_answers_need_no_reward(make_config):
     objective = Objective(make_config("mix", buffer__trainer_input__auxiliary_buffers__expert__path="x").algorithm)
     rows = make_rows(1)
     for row in rows[:4]:
@@ -159,7 +159,7 @@ def test_given_answers_need_no_verdict(make_config):
 
 
 @pytest.mark.parametrize("algorithm", [name for name, known in ALGORITHMS.items() if known.uses_rollouts])
-def test_no_advantage_follows_from_a_batch_that_nothing_judged(make_config, algorithm):
+def test_unscored_batch_has_no_advantage(make_config, algorithm):
     experts = {"buffer__trainer_input__auxiliary_buffers__sft__path": "x"} if algorithm.startswith("mix") else {}
     objective = Objective(make_config(algorithm, **experts).algorithm)
     rows = [

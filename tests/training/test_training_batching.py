@@ -130,7 +130,7 @@ def advantages_of(algorithm: str, rows: list[Experience], **args) -> list[float]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
-def test_equal_rollouts_have_no_advantage_however_their_rewards_add_up(algorithm: str) -> None:
+def test_equal_rollouts_have_no_advantage_in_any_summation_order(algorithm: str) -> None:
     """By token in any order, or by several rows: float32 sums of 40 times 1.7 differ by more than the epsilon."""
     rng = np.random.default_rng(0)
 
@@ -159,7 +159,7 @@ def test_equal_episodes_of_other_turns_have_no_advantage() -> None:
     assert set(advantages_of("gigpo", rows, step_weight=0.0)) == {0.0}
 
 
-def test_lengths_are_those_of_rollouts_beside_expert_rows() -> None:
+def test_length_metrics_ignore_expert_rows() -> None:
     def row(length: int, is_expert: bool = False) -> Experience:
         return Experience(range(length + 2), 2, [True] * length, is_expert=is_expert)
 

@@ -115,7 +115,7 @@ def test_other_batches_count_from_the_checkpoint(lengths, save, train_batch_size
         assert lengths(4, train_batch_size, **DYNAMIC) == (12, steps), "also after a further start"
 
 
-def test_a_change_after_a_checkpoint_that_is_damaged_is_forgotten(lengths, save):
+def test_change_after_a_damaged_checkpoint_is_forgotten(lengths, save):
     """48 tasks: 3 train steps take 12, then 3 take 6; then those are repeated."""
     assert lengths(4, 16, **DYNAMIC) == (12, 12)
     save(3)

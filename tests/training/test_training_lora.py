@@ -121,9 +121,7 @@ def test_only_the_adapter_is_trained_and_the_reference_is_the_base(
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "ppo"])
-def test_every_kind_of_training_changes_the_adapter_alone(
-    learner: Any, make_config: Any, ranks: Ranks, algorithm: str
-) -> None:
+def test_training_changes_only_the_adapter(learner: Any, make_config: Any, ranks: Ranks, algorithm: str) -> None:
     """The initial loss is that of the whole model."""
     rows, given = (make_batch(7), {}) if algorithm == "ppo" else (make_answers(7, repeats=2), {PATH: "rows"})
     one, whole = learner(algorithm, **given), Learner(make_config(algorithm, **given), 4, ranks)
@@ -134,7 +132,7 @@ def test_every_kind_of_training_changes_the_adapter_alone(
     assert all(tensor.any() for name, tensor in weights(one.engine) if name.endswith("B"))
 
 
-def test_dropout_acts_in_supervised_training_alone(learner: Any) -> None:
+def test_dropout_only_in_supervised_training(learner: Any) -> None:
     dropping = "[{lora_rank: 4, lora_dropout: 0.5}]"
     one, other = (
         learner("sft", dropping, **{PATH: "rows"}),
@@ -267,7 +265,7 @@ def test_adapters_of_experts_are_refused(modules: list[str], refused: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "llama4_text", "qwen3_moe", "mixtral"])
-def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path) -> None:
+def test_moe_adapters_only_on_linear_layers(kind: str, tmp_path: Path) -> None:
     """In trainer, engine and folder. Routers of the first two are linear layers by class but return a pair; for the
     others, peft's `all-linear` would include the experts."""
     import peft
@@ -293,7 +291,7 @@ def test_mixtures_have_adapters_on_linear_layers_alone(kind: str, tmp_path: Path
         torch.testing.assert_close(adapted, lm(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_versions_of_another_sync_method_in_a_checkpoint_are_passed_over(tmp_path: Path) -> None:
+def test_versions_of_another_sync_method_are_ignored(tmp_path: Path) -> None:
     """With nccl a version is full weights, with other methods an adapter: the engines could not load the other kind."""
     for version, name in ((1, "x.weight"), (2, f"x{A}")):
         file = tmp_path / f"rollout_weights_{version}.safetensors"

@@ -208,7 +208,7 @@ def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
         compile_layers(lm, torch.device("cpu"))
 
 
-def test_the_beginning_of_a_model_computes_like_a_model(tiny_model):
+def test_first_layers_of_a_model_compute(tiny_model):
     """The device has no room for its last layers."""
     layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
     lm = load_causal_lm(str(tiny_model), torch.float32, overrides=layers)
@@ -314,7 +314,7 @@ def test_attention_of_other_shapes(kind, packing, tmp_path):
             install(lm, SequenceGroup(0, 2, None))
 
 
-def test_a_path_that_a_model_does_not_take_is_not_used(tiny_model, monkeypatch):
+def test_unsupported_path_is_not_used(tiny_model, monkeypatch):
     lm = load_causal_lm(str(tiny_model), torch.float32)
     forward = lm.base_model.forward
 

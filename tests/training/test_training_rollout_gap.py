@@ -37,7 +37,7 @@ def test_an_implausible_gap_ends_the_run(make_config, overrides, on_gpu, plausib
         check_first_gap({"rollout_gap/mean": implausible, "staleness/max": 0.0}, 1, config, on_gpu)
 
 
-def test_rows_of_other_versions_and_batches_without_a_gap_are_not_judged(make_config):
+def test_gap_check_ignores_other_versions_and_missing_gaps(make_config):
     config = make_config(algorithm__max_rollout_gap="null")
     for step, staleness in ((1, 1.0), (3, 3.0)):
         check_first_gap({"rollout_gap/mean": 9.0, "staleness/max": staleness}, step, config, False)

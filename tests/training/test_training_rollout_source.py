@@ -27,7 +27,7 @@ def source(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> RolloutSource:
     return RolloutSource(make_config(), None)
 
 
-def test_a_wait_says_who_is_missing(source: RolloutSource, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_message_names_missing_explorers(source: RolloutSource, caplog: pytest.LogCaptureFixture) -> None:
     source.store.join("explorer", 9)
     source.store.put("explorer", 1, {}, [], 0)
     lines: list[str] = []

@@ -59,7 +59,7 @@ def named(**tensors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("largest", [0, pytest.param(saving.PROCESS_BYTES, marks=pytest.mark.slow)])
-def test_what_was_copied_is_written_beside_other_work(tmp_path: Path, largest: int) -> None:
+def test_copied_files_are_written_in_background(tmp_path: Path, largest: int) -> None:
     writer, done, entries = one_rank(), Event(), {}
 
     def finish(written: dict[str, Entry]) -> None:

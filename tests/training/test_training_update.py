@@ -312,7 +312,7 @@ def test_rewards_that_never_differ_within_a_group_give_one_warning(learner, capl
     assert signal.flat_groups == flat
 
 
-def test_expert_rows_are_no_groups_of_rollouts():
+def test_expert_rows_do_not_form_groups():
     batch, signal = make_batch(1), RewardSignal()
     mixed = [*batch, *(replace(e, is_expert=True, group=f"expert {number}") for number, e in enumerate(batch))]
     signal.note(mixed, {"advantages/zero_rows": 1.0})

@@ -131,7 +131,7 @@ def test_push_after_resume_serves_waits_for_older_versions(versions: PushedVersi
     assert senders[0].sent == [6] and versions.wait(4, timeout=0) == 6
 
 
-def test_push_ends_when_the_run_stops_or_nobody_asks(versions: PushedVersions) -> None:
+def test_push_ends_when_the_run_stops_or_no_explorer_waits(versions: PushedVersions) -> None:
     publisher, senders = pushing(versions, lambda version: False, lambda: True)
     publisher.publish(4, CHECK)
     assert not senders and versions.latest() is None

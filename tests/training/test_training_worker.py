@@ -50,7 +50,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     assert_same_runs(stopped, whole)
 
 
-def test_a_fault_while_a_batch_is_waited_for_costs_no_step(rollouts):
+def test_fault_during_wait_for_batch_costs_no_step(rollouts):
     whole, late = rollouts("whole"), rollouts("late")
     put(whole)
     run(whole)
@@ -66,7 +66,7 @@ def test_a_fault_while_a_batch_is_waited_for_costs_no_step(rollouts):
 
 
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
-def test_kill_while_a_checkpoint_is_written_costs_that_checkpoint_alone(rollouts, monkeypatch, named, lora):
+def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monkeypatch, named, lora):
     """The next step is trained in the meantime; store and metrics go back to the previous checkpoint with the run."""
     from trinity_core.training import savepoints
 
@@ -152,7 +152,7 @@ def test_a_resume_warns_of_what_differs_in_the_algorithm(rollouts, caplog):
     assert warned(algorithm__loss_agg_mode="seq-mean-token-mean") == set(), "it is noted"
 
 
-def test_what_a_run_leaves(rollouts, tiny_model):
+def test_outputs_of_a_run(rollouts, tiny_model):
     """Published weights with a check, checkpoints that `transformers` loads, and their records. A damaged one is
     skipped."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

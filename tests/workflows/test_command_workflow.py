@@ -115,7 +115,7 @@ def test_a_command_that_fails_says_why(tmp_path, monkeypatch, script, message):
         run(tmp_path, script, "math_reward", **limits, **variables)
 
 
-def test_the_command_of_an_attempt_that_is_given_up_is_ended(tmp_path):
+def test_command_of_an_abandoned_attempt_is_ended(tmp_path):
     """From another thread: the workflow's own may be blocked."""
     attempt, started = BusyTimer(), tmp_path / "started"
 
@@ -135,7 +135,7 @@ def test_a_secret_that_is_not_there_is_named(tmp_path):
         run(tmp_path, "pass", secrets=["NOT_SET"])
 
 
-def test_a_command_that_scores_itself_gets_the_row(tmp_path):
+def test_self_scoring_command_gets_the_row(tmp_path):
     """Its seed differs between rollouts, and repeats with the task."""
     script = """
 task = json.load(open(os.environ['TRINITY_TASK']))

@@ -358,7 +358,7 @@ def test_what_was_sampled_is_not_tokenised_again(plugin):
     assert seeds == [[task.rollout_seed(0, 0)], [task.rollout_seed(0, 1)]]
 
 
-def test_runs_that_ask_for_several_answers_draw_noise_of_their_own(plugin):
+def test_runs_with_several_answers_draw_different_noise(plugin):
     """With equal seeds, runs of one prompt would give equal answers, and a group would have no variance."""
     model, task = Turns(*["a"] * 6), make_task("up_best_of", repeat_times=3)
     play_scripted(task, model)

@@ -109,7 +109,7 @@ def test_a_hole_ends_the_episode_without_reward():
     assert one.reward == 0.0 and one.metrics["turns"] == 2
 
 
-def test_a_turn_cut_off_does_not_spare_the_turns_after_it():
+def test_truncated_turn_does_not_end_the_rollout():
     """If it ended the rollout, Taxi's -1 a turn would teach the policy to be cut off."""
     cut = list(map(ord, "hm"))
     [one], model = play(*[cut] * 3, "south", environment="taxi", max_turns=4)
@@ -323,7 +323,7 @@ def test_rollouts_wait_for_a_free_process(odd):
     assert not first.alive
 
 
-def test_a_free_process_is_found_by_who_waits_for_it(odd):
+def test_waiting_rollout_gets_a_free_process(odd):
     """Even if a rollout of another environment has waited longer."""
     wheres = [Where(name, odd) for name in ("one", "other")]
     taken = [HOSTS.take(where, 10.0, 1, 1.0) for where in wheres]
@@ -412,7 +412,7 @@ def test_the_process_of_a_workflow_that_blocks_for_ever_is_ended(odd, monkeypatc
     assert any(not any(environment.alive for environment in held) for _ in poll(60, 0.05))
 
 
-def test_waiting_for_a_process_is_no_part_of_a_workflows_time(odd, monkeypatch):
+def test_waiting_for_a_process_does_not_count(odd, monkeypatch):
     """Eight rollouts of half a second share one process, and a workflow may take 3 s."""
 
     class Plays(Workflow):

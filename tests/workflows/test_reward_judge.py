@@ -207,7 +207,7 @@ def test_rubric_workflow_leaves_out_what_has_no_rating():
     assert "The answer is good." in judge.asked[0][0][-1]["content"]
 
 
-def test_a_judge_that_was_cut_off_gives_no_verdict():
+def test_truncated_judge_answer_is_not_a_verdict():
     """It may have quoted a verdict."""
 
     class Cut(ScriptedModels):

@@ -229,7 +229,7 @@ def test_memory_of_imports_does_not_count(tmp_path):
     assert small.value == 100 and large.error is not None and "0.25 GiB" in large.error
 
 
-def test_memory_that_the_machine_limits(tmp_path):
+def test_memory_limit_below_the_workers(tmp_path):
     """With a process limit below the worker's allowance."""
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))\n"
     (tmp_path / "pool_test_limit.py").write_text(limit + IMPORTS.replace("after_imports", "limited"))

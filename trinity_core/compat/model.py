@@ -94,7 +94,7 @@ class ModelWrapper:
         if conversation[-1]["role"] == "assistant":  # the first words of the answer
             begun = self.model.render(conversation[:-1], tools, chat_template=self.chat_template)
             return await self._generate([begun + conversation[-1]["content"]], n, **options)
-        known, length = self._begun(conversation, tools)
+        known, length = self._recorded_prefix(conversation, tools)
         number, sampling = next(self._numbers), self._sampling(options)
         if known and known[1].finish_reason == "prompt_too_long":
             branches, answers = [known[0]] * n, [known[1]] * n
@@ -153,7 +153,7 @@ class ModelWrapper:
 
         Raises TrinityError if this model sampled none of its answers.
         """
-        known, _ = self._begun(messages, tools)
+        known, _ = self._recorded_prefix(messages, tools)
         if known is None:
             raise TrinityError(
                 "none of the conversation's answers was sampled by this model, so it cannot become an experience; "
@@ -180,7 +180,7 @@ class ModelWrapper:
     def _seeds(self, number: int, first: int, n: int) -> list[int] | None:
         return None if self.seed is None else [self.seed(number, first + i) for i in range(n)]
 
-    def _begun(self, messages: Messages, tools: Any) -> tuple[tuple[Trajectory, Completion] | None, int]:
+    def _recorded_prefix(self, messages: Messages, tools: Any) -> tuple[tuple[Trajectory, Completion] | None, int]:
         """Return the longest recorded prefix of a conversation, and its number of messages."""
         key = _key(messages, tools)
         for length in range(len(messages), 0, -1):

@@ -171,7 +171,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     for naming in _NAMINGS:
         for root in roots:
             if named := naming(root, split):
-                _log_unread(folder, split, [file for file in _alike(root, split) if file not in named])
+                _log_unread(folder, split, [file for file in _with_suffixes(root, split) if file not in named])
                 return _without_duplicates(folder, split, named)
     everything = next(filter(None, map(_data_files, roots)), [])
     if split == "train" and everything and _name_no_split(everything):
@@ -179,7 +179,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     names = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
     raise DataError(
         f"{folder} has no split '{split}': it holds {names}; name files by split ({split}.jsonl, {split}-….parquet) or "
-        f"give one file as the path. Known file types: {', '.join(sorted(READERS))}{_meant(split, everything)}",
+        f"give one file as the path. Known file types: {', '.join(sorted(READERS))}{_suggestion(split, everything)}",
         key="split",
     )
 
@@ -204,7 +204,7 @@ def _of_subset(folder: Path, split: str, subset: str) -> Path:
     return folder
 
 
-def _meant(split: str, files: list[Path]) -> str:
+def _suggestion(split: str, files: list[Path]) -> str:
     meant = closest(split, filter(None, map(_split_of, files)))
     return f"; did you mean '{meant}'?" if meant else ""
 
@@ -225,14 +225,14 @@ def _in_folder(root: Path, split: str) -> list[Path]:
     return _data_files(root / split)
 
 
-def _alike(root: Path, split: str) -> list[Path]:
+def _with_suffixes(root: Path, split: str) -> list[Path]:
     """`train_easy.jsonl`, `train_hard.jsonl`."""
     return [file for file in _data_files(root) if _split_of(file) == split]
 
 
 _PART = re.compile(r"(?:part|shard|chunk|data|file)?[-_.]?(?:\d+|[0-9a-f]{8,})(?:[-_.].*)?")
 """Matches `part-00000`, `data-00000-of-00002`, `1f9a80c3…`."""
-_NAMINGS = (_whole, _shards, _in_folder, _alike)
+_NAMINGS = (_whole, _shards, _in_folder, _with_suffixes)
 
 
 def _log_unread(folder: Path, split: str, files: list[Path]) -> None:

@@ -50,13 +50,13 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     Raises DataError if the column is missing or has the wrong type.
     """
     if form.prompt_type == "plaintext":
-        return [*_system(row, form), {"role": "user", "content": _asked(row, form)}]
+        return [*_system(row, form), {"role": "user", "content": _plain_prompt(row, form)}]
     messages = _messages(row, form.messages_key, "messages_key")
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise column_error(form.messages_key, "has no message to answer")
-    return [without_weight(message) for message in _begun(messages, row, form)]
+    return [without_weight(message) for message in _with_system_prompt(messages, row, form)]
 
 
 def has_prompt(row: Row, form: FormatConfig) -> bool:
@@ -95,7 +95,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
         messages.pop()
     if len(messages) < 2:
         raise column_error(form.messages_key, "has no assistant's answer to learn from")
-    messages = _begun(messages, row, form)
+    messages = _with_system_prompt(messages, row, form)
     unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
     plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
     conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
@@ -144,11 +144,11 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
         raise column_error(key, "ends with an answer of weight 0, so there is nothing to prefer")
     plain = [without_weight(message) for message in answer]
     if plain[0]["role"] in ("system", "user"):
-        return _begun(plain, row, form)
+        return _with_system_prompt(plain, row, form)
     return prompt_messages(row, form) + plain
 
 
-def _asked(row: Row, form: FormatConfig) -> str:
+def _plain_prompt(row: Row, form: FormatConfig) -> str:
     """Return the prompt of a plaintext row, followed by an empty line and its input if it has one."""
     prompt = _text(row, form.prompt_key, "prompt_key")
     key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
@@ -165,7 +165,7 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
     return [{"role": "system", "content": str(text)}] if text else []
 
 
-def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
+def _with_system_prompt(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
     """Prepend the row's system prompt to messages without one."""
     return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
 

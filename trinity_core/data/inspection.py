@@ -111,8 +111,8 @@ def _inspect_tasks(
             fits = _set_aside(report, [prompt_too_long(count, longest) for count in counts], locations)
             tasks, locations = list(compress(tasks, fits)), list(compress(locations, fits))
             digests = list(compress(digests, fits))
-        report.examples = [_shown_prompt(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
-    return _counted(config, report, digests, digests, locations)
+        report.examples = [_prompt_example(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
+    return _with_counts(config, report, digests, digests, locations)
 
 
 def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tuple[int, bytes]]:
@@ -154,10 +154,10 @@ def _inspect_answers(
     problems = [next(filter(None, (too_long(one, longest) for one in row)), None) for row in read.rows]
     fits = _set_aside(report, problems, read.locations)
     rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
-    report.examples = [_shown(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
+    report.examples = [_example(encoder, locations[i], one) for i in _spread(len(rows), examples) for one in rows[i]]
     digests = [_digest([one.tokens.tolist() for one in row]) for row in rows]
     prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
-    return _counted(config, report, digests, prompts, locations)
+    return _with_counts(config, report, digests, prompts, locations)
 
 
 def _describe(report: DataSetReport, data_set: TasksetConfig | ExperienceBufferConfig) -> None:
@@ -200,7 +200,7 @@ def _set_aside(
     return [wrong is None for wrong in problems]
 
 
-def _counted(
+def _with_counts(
     config: Config, report: DataSetReport, digests: Sequence[bytes], prompts: Sequence[bytes],
     locations: Sequence[RowLocation],
 ) -> DataSetReport:  # fmt: skip
@@ -209,12 +209,12 @@ def _counted(
     return report
 
 
-def _shown_prompt(task: Task, location: RowLocation, encoder: ChatEncoder, longest: int | None) -> ShownRow:
+def _prompt_example(task: Task, location: RowLocation, encoder: ChatEncoder, longest: int | None) -> ShownRow:
     tokens = encoder.prompt(task.messages, task.tools, longest).tokens
-    return _shown(encoder, location, EncodedConversation(np.asarray(tokens), np.zeros(len(tokens), dtype=np.bool_)))
+    return _example(encoder, location, EncodedConversation(np.asarray(tokens), np.zeros(len(tokens), dtype=np.bool_)))
 
 
-def _shown(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation) -> ShownRow:
+def _example(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation) -> ShownRow:
     tokens, mask = row.tokens.tolist(), row.answer.tolist()
     edges = [0, *(i for i in range(1, len(mask)) if mask[i] != mask[i - 1]), len(mask)]
     spans = [
@@ -263,7 +263,7 @@ def _readable(row: Row, form: FormatConfig, use: str) -> bool:
 def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
     """Yield formats that the rows' columns suggest, most likely first."""
     default = FormatConfig()
-    more = _named(rows, "system_prompt_key", SYSTEM) | _named(rows, "tools_key", TOOLS)
+    more = _first_named(rows, "system_prompt_key", SYSTEM) | _first_named(rows, "tools_key", TOOLS)
     if use == "preferences":
         for chosen, rejected in PREFERRED[::-1]:
             more |= (
@@ -278,7 +278,9 @@ def _candidates(rows: Sequence[Row], use: str) -> Iterator[dict[str, str]]:
         *(("plaintext", key, {"prompt_key": key}) for key in asked),
         *((("messages", "", {}),) if use == "preferences" else ()),
     ):
-        answers = {} if kind == "messages" and use == "demonstrations" else _named(rows, "response_key", ANSWERS, key)
+        answers = (
+            {} if kind == "messages" and use == "demonstrations" else _first_named(rows, "response_key", ANSWERS, key)
+        )
         keys = {"prompt_type": kind, **prompt, **more, **(answers if use != "preferences" else {})}
         yield {name: column for name, column in keys.items() if column != getattr(default, name)}
 
@@ -289,7 +291,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
     return [value for value in values if value is not None and value not in ("", [])]
 
 
-def _named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
+def _first_named(rows: Sequence[Row], setting: str, names: Sequence[str], taken: str = "") -> dict[str, str]:
     """Return, as this setting, the first of these columns with a value in any row."""
     name = next((name for name in names if name != taken and _values(rows, name)), None)
     return {} if name is None else {setting: name}

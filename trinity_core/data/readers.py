@@ -240,9 +240,9 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
             source = Table(name, MetaData(), schema=schema or None, autoload_with=connection)
         except NoSuchTableError as error:
             inspector = inspect(connection)
-            there = [*inspector.get_table_names(), *inspector.get_view_names()]
-            there = get_close_matches(table, there) or there
-            listed = ", ".join(there[:LISTED]) + (", …" if len(there) > LISTED else "")
+            tables = [*inspector.get_table_names(), *inspector.get_view_names()]
+            tables = get_close_matches(table, tables) or tables
+            listed = ", ".join(tables[:LISTED]) + (", …" if len(tables) > LISTED else "")
             raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}", key=table) from error
         query = select(source).order_by(*source.primary_key)
         for row in connection.execution_options(yield_per=1000).execute(query).mappings():

@@ -50,7 +50,7 @@ class RejectedRows:
         if problem := self.problem(name, rejected, kept):
             raise DataError(problem, key=name)
         if rejected:
-            counted, where = _counted(rejected, kept), f"; all of them in {path}" if path else ""
+            counted, where = _count_text(rejected, kept), f"; all of them in {path}" if path else ""
             logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)
 
     def problem(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> str:
@@ -60,7 +60,7 @@ class RejectedRows:
         if len(rejected) <= self.max_share * (len(rejected) + kept):
             return ""
         return (
-            f"data set '{name}': {_counted(rejected, kept)} cannot be used, more than buffer.max_rejected_share = "
+            f"data set '{name}': {_count_text(rejected, kept)} cannot be used, more than buffer.max_rejected_share = "
             f"{self.max_share:g} allows: {list_rejected(rejected)}. `trinity data check` shows what is wrong"
         )
 
@@ -97,7 +97,7 @@ def _append(path: Path, rejected: Sequence[RejectedRow]) -> None:
         file.write(_lines(rejected))
 
 
-def _counted(rejected: Sequence[RejectedRow], kept: int) -> str:
+def _count_text(rejected: Sequence[RejectedRow], kept: int) -> str:
     return f"{len(rejected)} of {len(rejected) + kept} rows"
 
 

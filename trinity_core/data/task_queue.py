@@ -228,8 +228,8 @@ def find_queue(configs: Sequence[Config], name: str | None) -> TaskQueue:
     ]
     if len(set(queues)) != 1:
         named = f" called '{name}'" if name else ""
-        there = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
-        raise DataError(f"the configuration has {there} of storage_type: queue; name one with --taskset")
+        queue_count = f"{len(set(queues))} task sets{named}" if queues else f"no task set{named}"
+        raise DataError(f"the configuration has {queue_count} of storage_type: queue; name one with --taskset")
     return queues[0]
 
 

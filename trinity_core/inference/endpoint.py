@@ -174,12 +174,12 @@ class Endpoint:
             status, headers = error.status_code, error.response.headers
             again = status in RETRIED or status >= 500
             raise _Fault(
-                f"HTTP {status}: {self._shown(error.response.text)}", again, asked_pause(headers), status
+                f"HTTP {status}: {self._excerpt(error.response.text)}", again, asked_pause(headers), status
             ) from None
         try:
             return read_answer(response.content)
         except ValidationError:
-            raise _Fault(f"no chat completion but {self._shown(response.text)}") from None
+            raise _Fault(f"no chat completion but {self._excerpt(response.text)}") from None
 
     def _openai(self) -> AsyncOpenAI:
         """Return the client. It makes a single attempt: `ask` counts retries and ends them with the budget."""
@@ -216,7 +216,7 @@ class Endpoint:
         longest = min(self.first_delay * 2**attempt, LONGEST_DELAY)
         return longest * random.uniform(0.5, 1.0)
 
-    def _shown(self, text: str) -> str:
+    def _excerpt(self, text: str) -> str:
         line = " ".join(without_key(text, self.key).split())
         return line[:SHOWN] or "nothing"
 

@@ -377,7 +377,7 @@ class EnginePool:
         slot.lost.set()
         slot.watching = None  # each engine has its own watcher; the old one ends on its own
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
-        slot.replacing.add_done_callback(_seen)
+        slot.replacing.add_done_callback(_retrieve_error)
 
     def _count(self, slot: _Slot, lost: EngineLost) -> None:
         self.restarts += 1
@@ -461,7 +461,7 @@ def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
     return shares
 
 
-def _seen(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Retrieve a task's error, which is kept as the pool's fault, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -166,7 +166,7 @@ class CommandWorkflow(AgentWorkflow):
         with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             task, report = place / "task.json", place / "report.json"
-            task.write_text(json.dumps(self._told(run), default=str))
+            task.write_text(json.dumps(self._task_json(run), default=str))
             (place / "work").mkdir()
             if absent := [name for name in arguments.secrets if name not in os.environ]:
                 raise TrinityError(
@@ -184,9 +184,9 @@ class CommandWorkflow(AgentWorkflow):
                 **arguments.env,
             }
             await run_command(arguments, place / "work", environment)
-            return await self._judged(_report(report))
+            return await self._verdict(_report(report))
 
-    def _told(self, run: int) -> dict[str, Any]:
+    def _task_json(self, run: int) -> dict[str, Any]:
         """Return the task as the command sees it. Only a command that judges itself gets the row, which may hold the
         answer."""
         task = self.task
@@ -194,7 +194,7 @@ class CommandWorkflow(AgentWorkflow):
         question |= {"tools": task.tools, "run": run, "seed": task.rollout_seed(run)}
         return question if task.reward_fn is not None else {**question, "row": task.raw}
 
-    async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
+    async def _verdict(self, report: dict[str, Any]) -> Reward | float | None:
         if self.task.reward_fn is None:
             if "reward" not in report:
                 raise TrinityError(

@@ -50,7 +50,7 @@ class OpenEnv:
     async def reset(self, seed: int) -> Step:
         """Begin a new episode; the first call opens the session."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
-        return await self._begun({"type": "reset", "data": data})
+        return await self._observed_with_retries({"type": "reset", "data": data})
 
     async def step(self, action: str) -> Step:
         data: Any = {self._action_key: action} if self._action_key else _as_object(action)
@@ -58,7 +58,7 @@ class OpenEnv:
             return Step(
                 f"Say a JSON object.\n{self._shown}", info={"invalid": True, "rewarded": False, "state": self._shown}
             )
-        ask = self._begun if self._channel is None else self._observed
+        ask = self._observed_with_retries if self._channel is None else self._observed
         return await ask({"type": "step", "data": data})
 
     async def tools(self) -> list[Any]:
@@ -70,7 +70,7 @@ class OpenEnv:
         if channel is not None:
             await channel.close()
 
-    async def _begun(self, message: Mapping[str, Any]) -> Step:
+    async def _observed_with_retries(self, message: Mapping[str, Any]) -> Step:
         """Like `_observed`, with retries for a server that is full or starting."""
         async for _ in poll_async(START_SECONDS, pause=1.0):
             try:

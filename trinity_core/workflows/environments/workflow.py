@@ -101,7 +101,7 @@ class EnvArguments(Arguments):
         return self
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_environment(self) -> Self:
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
             is_fixed = isinstance(kind, type) and not hasattr(kind, "__getattr__")  # a wrapper has those of another

@@ -75,7 +75,7 @@ async def llm_judge(
     else:
         judge_model = models.judge(model)
     judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})
-    seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
+    seen = [_question(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]
     if mode == "pointwise":
         return list(await asyncio.gather(*map(judge.rating, seen, answers)))
@@ -168,7 +168,7 @@ def _is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
-def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
+def _question(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
     """Return what a judge sees of an item besides its answer."""
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]
