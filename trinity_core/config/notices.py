@@ -81,8 +81,8 @@ def _unread(config: Config) -> list[str]:
         and not config.is_supervised,
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
-            f"{AUXILIARY}.{key}": config.is_supervised and auxiliary.share is None
-            for key, auxiliary in config.buffer.trainer_input.auxiliary_buffers.items()
+            f"{AUXILIARY}.{key}": config.mode == "explore" or key not in shares(config)
+            for key in config.buffer.trainer_input.auxiliary_buffers
         },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": config.written("explorer.feedback_timeout") is not None and config.mode != "serve",
@@ -268,7 +268,7 @@ def _thinking(config: Config) -> Iterator[Finding]:
     message = (
         f"{', '.join(thinking)}: without a reward function, math_workflow is Trinity-RFT's: unless the task has a "
         "system prompt, one asks for <think> and <answer>, and the reward is 0.1 higher for that form, else 0.1 lower. "
-        "With default_reward_fn_type: math_reward, it asks the question alone and scores the final answer alone."
+        "With default_reward_fn_type: math_reward, it asks only the question and scores only the final answer."
     )
     yield _notice(f"{thinking[0]}.workflow_args", "info", message)
 

@@ -162,7 +162,8 @@ def shares(config: Config) -> dict[str, float]:
     """
     inputs = config.buffer.trainer_input
     if not config.is_supervised:
-        return {key: buffer.share or 1.0 for key, buffer in inputs.auxiliary_buffers.items()}
+        drawn = inputs.auxiliary_buffers if expert_share(config.algorithm) else {}
+        return {key: buffer.share or 1.0 for key, buffer in drawn.items()}
     others = {key: buffer.share for key, buffer in inputs.auxiliary_buffers.items() if buffer.share}
     return {"": inputs.experience_buffer.share or 1.0, **others}
 

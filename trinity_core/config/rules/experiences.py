@@ -116,9 +116,11 @@ def _experts(config: Config) -> Iterator[Finding]:
     if config.mode not in ("both", "train") or config.is_supervised:
         return
     algorithm, buffers = config.algorithm, config.buffer.trainer_input.auxiliary_buffers
+    if not expert_share(algorithm):
+        return
+    rests_on = ("algorithm.sample_strategy", "algorithm.algorithm_type")
     losses, loss = registry_of("algorithm.policy_loss_fn"), algorithm.policy_loss_fn
-    draws, rests_on = algorithm.sample_strategy == "mix", ("algorithm.sample_strategy", "algorithm.algorithm_type")
-    if loss in losses and not losses.uses(loss, "is_expert") and (buffers or (draws and expert_share(algorithm))):
+    if loss in losses and not losses.uses(loss, "is_expert"):
         key = AUXILIARY if buffers else "algorithm.sample_strategy"
         able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
         message = (
@@ -126,16 +128,9 @@ def _experts(config: Config) -> Iterator[Finding]:
             f"rollouts; those that can use it are {', '.join(able)}, sft and dpo."
         )
         yield Finding(key, None, "conflict", message, (*rests_on, "algorithm.policy_loss_fn"))
-    elif draws and not buffers:
+    elif not buffers:
         yield Finding(
             AUXILIARY, None, "missing", "must hold the expert data that the sample strategy 'mix' draws from.", rests_on
-        )
-    elif buffers and not (draws and expert_share(algorithm)):
-        message = (
-            f"is not drawn from by the sample strategy '{algorithm.sample_strategy}'; it must be mix, with a share."
-        )
-        yield Finding(
-            AUXILIARY, None, "conflict", message, (*rests_on, "algorithm.sample_strategy_args.expert_data_ratio")
         )
 
 
