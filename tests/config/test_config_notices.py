@@ -21,6 +21,7 @@ BYPASS = "algorithm.rollout_correction=bypass"
 CLIP = "algorithm.policy_loss_fn_args.clip_range=0.1"
 WAITING = f"{QUEUE}.reuse_cooldown_time"
 REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
+SAVED = "trainer.trainer_config.actor_rollout_ref.actor.checkpoint.save_contents"
 OTHER = "buffer.trainer_input.auxiliary_buffers.other"
 MODEL = "explorer.auxiliary_models"
 CPU, JSD = "cluster.gpu_per_node=0", "algorithm.algorithm_type=jsd"
@@ -82,6 +83,9 @@ def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, .
         ),
         ("sft/sft", (REPLAY,), [f"{QUEUE}.replay_buffer.enable"]),
         ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),
+        ("gsm8k/gsm8k", (f"{OTHER}.path=x",), [OTHER]),
+        ("gsm8k/gsm8k", (f"{OTHER}.path=x", "algorithm.algorithm_type=mix", "algorithm.sample_strategy=fifo"), [OTHER]),
+        ("gsm8k/gsm8k", (f"{SAVED}=[model]",), [SAVED]),
         (
             "gsm8k/gsm8k",
             (*OFFLOAD, "trainer.zero_stage=0", "trainer.dtype=float32"),

@@ -294,15 +294,8 @@ TABLE = [
         f"{AUXILIARY}.gsm8k_buffer.path=x",
         key=f"{AUXILIARY}.gsm8k_buffer.name",
     ),
-    mistake("conflict", f"{AUXILIARY}.expert.path=x", key=AUXILIARY),
     mistake("conflict", "algorithm.sample_strategy=mix"),
-    mistake(
-        "conflict",
-        "algorithm.algorithm_type=mix",
-        "algorithm.sample_strategy=fifo",
-        f"{AUXILIARY}.expert.path=x",
-        key=AUXILIARY,
-    ),
+    mistake("conflict", "algorithm.sample_strategy=mix", f"{AUXILIARY}.expert.path=x", key=AUXILIARY),
     mistake(
         "conflict",
         "algorithm.algorithm_type=mix",

@@ -253,7 +253,8 @@ def test_rows_of_the_trainer_are_looked_at(run_file, tmp_path, kind, rows):
 def test_one_bad_row_keeps_no_run_from_starting(run_file, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('no JSON\n{"question": "1 + 1?", "answer": "2"}\n')
-    assert problems(run_file, f"{INPUT}.taskset.path={path}") == {}
+    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is too long
+    assert problems(run_file, f"{INPUT}.taskset.path={path}", asked) == {}
     path.write_text("no JSON\n")
     assert "the first row cannot be used" in problems(run_file, f"{INPUT}.taskset.path={path}").popitem()[1]
     path.write_text("")
@@ -542,7 +543,8 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     }[lengths]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
-    settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", *overrides]
+    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is longer
+    settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", asked, *overrides]
     assert (set(problems(run_file, *settings)) == {"model.max_prompt_tokens"}) is refused
     with mock.patch.object(checks, "policy_encoder", wraps=checks.policy_encoder) as loaded:
         listed = checks.validate(run_file, settings, offline=False).stages

@@ -29,7 +29,7 @@ def notices(config: Config) -> list[str]:
 
 def remarks(config: Config) -> list[Finding]:
     """Return a notice for each setting without effect in this run, and for each that another setting changes."""
-    rules = (_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart)
+    rules = (_clips, _raft, _taught, _thinking, _mixed, _repeats, _batches, _budget, _pushed, _merged, _apart, _saved)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
     return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
@@ -224,6 +224,13 @@ def _clips(config: Config) -> Iterator[Finding]:
     for name in config.written("algorithm.policy_loss_fn_args") or {}:
         if name.startswith(("clip_range", "clip_ratio")):
             yield _notice(f"algorithm.policy_loss_fn_args.{name}", "no-effect", f"{why} {remedy}")
+
+
+def _saved(config: Config) -> Iterator[Finding]:
+    saved = set(config.trainer.trainer_config.actor_rollout_ref.actor.checkpoint.save_contents)
+    if not saved >= {"model", "optimizer", "extra"}:
+        key = f"{VERL}.actor_rollout_ref.actor.checkpoint.save_contents"
+        yield _notice(key, "no-effect", "A checkpoint always holds model, optimizer and the rest, so that runs resume.")
 
 
 def _raft(config: Config) -> Iterator[Finding]:

@@ -162,7 +162,7 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
 
 def needs_prompt(config: TasksetConfig) -> bool:
     """False if the tasks' workflow makes prompts itself, so that rows need none."""
-    return getattr(_workflow(config), "needs_prompt", True)
+    return bool(getattr(_workflow(config), "needs_prompt", True))
 
 
 def task_format(config: TasksetConfig) -> FormatConfig:
