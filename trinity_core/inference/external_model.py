@@ -19,7 +19,6 @@ from trinity_core.data.formats import Tool
 from trinity_core.data.messages import Message, with_text_arguments
 from trinity_core.errors import EndpointError, TrinityError, Unanswered
 from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
-from trinity_core.threads import RunsElsewhere, in_this_loop
 from trinity_core.timing import uncounted
 from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, plain_message
@@ -42,8 +41,6 @@ class ExternalModel(RolloutModel):
 
     endpoint: Endpoint
     usual: dict[str, Any] = field(default_factory=dict)
-    outside: RunsElsewhere = in_this_loop
-    """Runs the endpoint's calls in its loop if the workflow has another one."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
     _warned: bool = False
@@ -67,7 +64,7 @@ class ExternalModel(RolloutModel):
         sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
         bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
         queueing = uncounted()
-        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body, queueing)) for body in bodies))
+        answers = await asyncio.gather(*(self.endpoint.ask(body, queueing) for body in bodies))
         return [self._completion(answer) for answer in answers]
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
