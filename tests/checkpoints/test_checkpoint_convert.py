@@ -16,7 +16,7 @@ from ports import free_port
 from raising import raising
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from trinity_core.checkpoints import adapters, megatron, shards
+from trinity_core.checkpoints import adapters, shards
 from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints.adapters import CONFIG, WEIGHTS, A, B
 from trinity_core.checkpoints.beginning import STATE
@@ -259,7 +259,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
     (actor / shard_name("model", 1, 0)).unlink()
     (actor / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(DataError, match="not data"):
-        megatron.read(actor)
+        shards.read_megatron(actor)
     assert "never run" not in capsys.readouterr().out
 
 

@@ -22,9 +22,8 @@ from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import auxiliary_encoder, endless_answers, policy_encoder, stop_tokens
 from trinity_core.errors import TrinityError
-from trinity_core.inference.endpoint import Endpoint
 from trinity_core.inference.engine_model import EngineModel, auxiliary_model, policy_limits
-from trinity_core.inference.external_model import ExternalModel, usual_sampling
+from trinity_core.inference.external_model import Endpoint, ExternalModel, usual_sampling
 from trinity_core.inference.openai_api import api_settings
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import START_SECONDS, EnginePool
