@@ -1,6 +1,6 @@
 """`trinity run` when it is told to stop, and when its Prefect server is killed, with light actors.
 
-Real actors, without Prefect: `tests/runtime/test_runtime_notice.py`.
+A notice to one process alone: `test_training_worker.py`, `test_run_attempt.py`.
 """
 
 from __future__ import annotations

@@ -52,13 +52,24 @@ def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
 
 
 START = """
-import os
+import os, signal, time
 from trinity_core.runtime.ray_node import RayNode, start_ray
 start_ray("trinity", cpus=1, gpus=0)
 import ray
 assert RayNode.of_this_process(ours=True).alive()
-actor = ray.remote(num_cpus=0)(type("Actor", (), {"token": lambda self: os.environ.get("RAY_AUTH_TOKEN")})).remote()
-assert len(ray.get(actor.token.remote(), timeout=120)) == 64
+
+class Actor:
+    def __init__(self):
+        self.heard = []
+        signal.signal(signal.SIGTERM, lambda *_: self.heard.append(1))  # in Ray's place, as a trainer does
+
+    def token(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        assert self.heard
+        return os.environ.get("RAY_AUTH_TOKEN")
+
+assert len(ray.get(ray.remote(num_cpus=0)(Actor).remote().token.remote(), timeout=120)) == 64
 ray.shutdown()
 """
 
