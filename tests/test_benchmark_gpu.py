@@ -1,5 +1,5 @@
-"""`benchmarks/gpu.py`: its frame and some parts work, so that minutes on a GPU are not spent on finding out that they do
-not. `python benchmarks/gpu.py --tiny` runs all parts on the CPU."""
+"""`benchmarks/gpu.py`: its frame and some parts work, so that minutes on a GPU are not spent on finding out that they
+do not. `python benchmarks/gpu.py --tiny` runs all parts on the CPU."""
 
 from __future__ import annotations
 
