@@ -164,9 +164,7 @@ def test_gradient_checkpointing_changes_nothing(lm):
 @pytest.mark.slow
 def test_compiling_changes_nothing(lm, tmp_path, monkeypatch):
     """Batches of two shapes, one after another. The libraries are where those that a killed compiler has cut off are
-    looked for, and for a small model they are compiled without vectors."""
-    import torch._inductor.config
-
+    looked for."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     batches = [make_batch(4), make_batch(5)]
     micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
@@ -174,13 +172,11 @@ def test_compiling_changes_nothing(lm, tmp_path, monkeypatch):
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
     compile_layers(compiled, torch.device("cpu"))
     assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in lm.named_parameters()]
-    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": False}
-    with torch._inductor.config.patch(quick):
-        for micro, (logprobs, gradients) in zip(micros, truth, strict=True):
-            compiled_logprobs, own = _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
-            torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
-            for name, gradient in gradients.items():
-                torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+    for micro, (logprobs, gradients) in zip(micros, truth, strict=True):
+        compiled_logprobs, own = _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
+        torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
     libraries = sorted(tmp_path.glob("*/*.main.so"))
     for path in libraries:
         path.write_bytes(b"")
