@@ -57,8 +57,10 @@ class Explorer:
 
 
 class Trainer:
-    """Saves each second step (a slow one only when told to stop). With the fault `die, then head` it dies in step 3, and
-    in step 5 the head of Ray is killed, once each."""
+    """Saves each second step (a slow one only when told to stop).
+
+    With the fault `die, then head` it dies in step 3, and in step 5 the head of Ray is killed, once each.
+    """
 
     def __init__(self, config: Config, fault: str) -> None:
         self.config = config
