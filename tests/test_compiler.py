@@ -1,7 +1,4 @@
-"""What a killed compiler leaves in torch's cache: found by its length, removed unless it is being written.
-
-Where torch has its libraries: `test_compiling_changes_nothing`.
-"""
+"""What a killed compiler leaves in torch's cache: found by its length, removed unless it is being written."""
 
 from __future__ import annotations
 
@@ -45,3 +42,19 @@ def test_only_what_nobody_writes_is_removed(library: bytes, tmp_path: Path) -> N
     assert {path.name for path in removed} == {"empty.main.so", "half.main.so"}
     assert {path.name for path in tmp_path.glob("*/*.so")} == {"whole.main.so", "written.main.so"}
     assert remove_cut_off_libraries(tmp_path / "no such folder") == []
+
+
+@pytest.mark.slow
+def test_torchs_libraries_are_where_they_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for one kernel: without vectors, and without a header that is compiled first."""
+    import torch
+    import torch._inductor.config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": False}
+    with torch._inductor.config.patch(quick):
+        assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(64)).tolist() == [1.0] * 64
+    libraries = sorted(tmp_path.glob("*/*.main.so"))
+    for path in libraries:
+        path.write_bytes(b"")
+    assert libraries and set(remove_cut_off_libraries(tmp_path)) >= set(libraries)

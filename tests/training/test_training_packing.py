@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from raising import raising
 from torch.nn.functional import scaled_dot_product_attention
 
-from trinity_core.compiler import remove_cut_off_libraries
 from trinity_core.config import LoraConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
@@ -162,10 +161,11 @@ def test_gradient_checkpointing_changes_nothing(lm):
 
 
 @pytest.mark.slow
-def test_compiling_changes_nothing(lm, tmp_path, monkeypatch):
-    """Batches of two shapes, one after another. The libraries are where those that a killed compiler has cut off are
-    looked for."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_compiling_changes_nothing(lm, monkeypatch):
+    """Batches of two shapes, one after another. What torch captures of a layer, forward and backward, is run as it is:
+    a C++ compiler would take minutes. Its own code on a GPU: `benchmarks/gpu.py`."""
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda lm, **how: compile_(lm, **how, backend="aot_eager"))
     batches = [make_batch(4), make_batch(5)]
     micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
     truth = [_outcome(lm, FastPaths(True, True), micro, "trinity_packed") for micro in micros]
@@ -177,10 +177,6 @@ def test_compiling_changes_nothing(lm, tmp_path, monkeypatch):
         torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
         for name, gradient in gradients.items():
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
-    libraries = sorted(tmp_path.glob("*/*.main.so"))
-    for path in libraries:
-        path.write_bytes(b"")
-    assert libraries and set(remove_cut_off_libraries(tmp_path)) >= set(libraries)
 
 
 @pytest.mark.parametrize("adapter", [False, True])
