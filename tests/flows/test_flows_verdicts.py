@@ -251,7 +251,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
     with get_client(sync_client=True) as client, ThreadPoolExecutor() as threads:
         PrefectRuns(prefect_api).retry(str(run))
         person = threads.submit(copy_context().run, answer)
-        flow = asking(config.with_values({f"{VERDICTS}.timeout": 60.0}))
+        flow = asking(patient := config.with_values({f"{VERDICTS}.timeout": 60.0}))
         state = run_flow(flow, flow_run=client.read_flow_run(run), return_type="state")
         person.result(60)
     assert failed.is_failed()
@@ -260,7 +260,7 @@ def test_a_retried_run_asks_again(config, prefect_api, monkeypatch) -> None:
         ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
         ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
     ]
-    assert asking(config)().config == judged, "nobody is asked again"
+    assert asking(patient)().config == judged, "nobody is asked again"
 
 
 @pytest.mark.slow

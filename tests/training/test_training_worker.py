@@ -43,8 +43,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     while worker.progress()["step"] < 3 or worker.progress()["state"] != "waiting":
         runner.join(0.02)
     os.kill(os.getpid(), signal.SIGTERM)  # to this process alone, as to one on a machine that is taken away
-    signal.signal(signal.SIGTERM, before)
     runner.join(60)
+    signal.signal(signal.SIGTERM, before)
     assert worker.progress()["state"] == "stopped" and worker.progress()["saved_step"] == 3
     shutil.rmtree(stopped.job_dir / "global_step_3")  # as if it had been killed after the checkpoint of step 2
     again = TrainerWorker(stopped)
