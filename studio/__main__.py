@@ -14,11 +14,11 @@ from studio.settings import StudioSettings, studio_settings
 PRIMARY = "#2f6f9f"
 PRIMARY_IN_THE_DARK = "#6cb2e6"
 OTHER_LINES = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of further runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colours of further runs in a chart, distinguishable for any colour vision (Okabe and Ito, 2008)."""
 
 
 def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
-    """How Streamlit serves the pages; nothing is reported to anyone."""
+    """Return Streamlit's options; telemetry is off."""
     return {
         "server.address": settings.host,
         "server.port": settings.port,
@@ -36,8 +36,7 @@ def streamlit_options(settings: StudioSettings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve the pages. They ask for a token, which is printed here, if it is set or if others than this machine reach
-    them."""
+    """Serve the pages. They ask for a token, printed here, if one is set or other machines can reach them."""
     settings = studio_settings(sys.argv[1:])
     token = os.environ.get(TOKEN_VARIABLE) or ("" if is_local(settings.host) else new_token())
     os.environ[TOKEN_VARIABLE] = token

@@ -1,4 +1,4 @@
-"""Who may use Studio where it is served beyond this machine: those who know its token."""
+"""Access to Studio from other machines: only with its token."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from hmac import compare_digest
 from secrets import token_urlsafe
 
 TOKEN_VARIABLE = "TRINITY_STUDIO_TOKEN"  # noqa: S105 - the name of a variable
-"""Holds the token, which no list of processes shows; empty where none is asked for."""
+"""Holds the token, so that no process list shows it; empty if none is needed."""
 
 
 def is_local(host: str) -> bool:
-    """True if only this machine reaches that address."""
+    """True if only this machine can reach that address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -19,10 +19,8 @@ def is_local(host: str) -> bool:
 
 
 def new_token() -> str:
-    """A random token that cannot be guessed."""
     return token_urlsafe(24)
 
 
 def admits(token: str, attempt: str) -> bool:
-    """True if `attempt` is the token, or none is asked for."""
     return not token or compare_digest(attempt.encode(), token.encode())

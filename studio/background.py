@@ -1,7 +1,7 @@
 """Checks and measurements in their own threads.
 
-Streamlit ends the code that draws a page as soon as the page is redrawn: after any click in it, and after a lost
-connection. What takes longer than a click outlives that here.
+Streamlit aborts the code that draws a page when the page is redrawn: after any click in it, and after a lost
+connection. Work in this module survives that.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trinity_core.threads import DaemonThreads
 
 Say = Callable[[str], object]
 Action = Callable[[ConfigDraft, StudioSettings, Say], dict[str, object]]
-"""What it found out, as values for the session's state; what it says meanwhile is shown."""
+"""Returns results as values for the session's state; progress messages are shown."""
 
 LOOK_SECONDS = 0.5
 TASK, FAILURE = "background task", "background failure"
 
 
 class BackgroundTask:
-    """An action that runs with the draft as it was at the beginning."""
+    """An action that runs with a snapshot of the draft."""
 
     def __init__(self, doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
         self.doing, self.text, self.said = doing, draft.text, ""
@@ -39,12 +39,11 @@ class BackgroundTask:
 
 
 def is_busy() -> bool:
-    """True while this session's task runs: there is one at a time."""
     return TASK in st.session_state
 
 
 def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Start the session's task, unless one runs: a second click may come before the buttons are redrawn."""
+    """Start the session's task, unless one runs: a second click may arrive before the buttons are redrawn."""
     if is_busy():
         return
     st.session_state.pop(FAILURE, None)
@@ -52,12 +51,12 @@ def begin(doing: str, action: Action, draft: ConfigDraft, settings: StudioSettin
 
 
 def take_outcome() -> None:
-    """Take over what a task that has ended found out, or why it failed; the draft is then checked again."""
+    """Store a finished task's results, or its failure; the draft is then checked again."""
     task: BackgroundTask | None = st.session_state.get(TASK)
     if task is None or not task.outcome.done():
         return
     del st.session_state[TASK]
-    st.session_state.pop("checked", None)  # what is on the disk may be another now
+    st.session_state.pop("checked", None)  # files on disk may have changed
     try:
         st.session_state.update(task.outcome.result())
     except START_FAULTS as error:
@@ -65,7 +64,6 @@ def take_outcome() -> None:
 
 
 def show_task(text: str) -> None:
-    """The task that runs, or why the last one failed, until the configuration's text is another."""
     failed, failure = st.session_state.get(FAILURE, ("", ""))
     if is_busy():
         st.fragment(_show_progress, run_every=LOOK_SECONDS)(st.session_state[TASK])

@@ -1,4 +1,4 @@
-"""What a configuration would do, or what is wrong with it: shown next to its fields after each change."""
+"""What a configuration would do, or its problems: shown next to its fields after each change."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ from trinity_core.runtime.preflight.stage_plan import plan_text, plans_with_pace
 
 @dataclass(frozen=True, slots=True)
 class CheckedDraft:
-    """Either every problem, or the configuration with its plan."""
+    """Either all problems, or the configuration with its plan."""
 
     problems: list[Problem]
     config: Config | None = None
     plan: str = ""
-    """The lines of `trinity plan`."""
     flow: str = ""
-    """The flow that runs it."""
     unplaced: str = ""
-    """Why this machine cannot run it; empty if it can."""
+    """Why this machine cannot run it, or ""."""
     measurable: bool = False
     """True if this machine can measure a time that the plan lacks."""
     text: str = ""
-    """What was checked."""
 
 
 def checked(text: str, file: Path | None = None) -> CheckedDraft:
-    """Check a configuration's YAML text, as that of `file`; modules of its `plugin_dir` are not loaded."""
+    """Check a configuration's YAML text, as content of `file`, without loading modules of its `plugin_dir`."""
     try:
         config = config_from_text(text, name=str(file or "<text>"))
     except ConfigError as error:
@@ -43,7 +40,7 @@ def checked(text: str, file: Path | None = None) -> CheckedDraft:
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
-    """Key → its problems, with places in lists as `.0`; those of keys that the form does not have: the empty key."""
+    """Return key → its problems, with list indices as `.0`; problems of keys outside the form are under ""."""
     problems_by_field: dict[str, list[Problem]] = {}
     shown = set(keys)
     for problem in problems:
@@ -53,7 +50,7 @@ def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list
 
 
 def by_section(problems: Iterable[Problem]) -> dict[str, int]:
-    """First name of a key → how many problems are below it; those of keys without a section are under `run`."""
+    """Return first part of a key → number of problems below it; keys without a section are under `run`."""
     counts: dict[str, int] = {}
     for problem in problems:
         section = problem.key.partition(".")[0].partition("[")[0] if "." in problem.key else "run"

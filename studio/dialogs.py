@@ -1,4 +1,4 @@
-"""Dialogs that last until they are closed: a page that is redrawn as a whole closes them."""
+"""Dialogs that stay open until they are closed; a full redraw of the page closes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPEN = "dialog is open"
 
 
 def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A function as a dialog that `is_open` knows. A person who closes it has the page redrawn."""
+    """Show a function as a dialog that `is_open` knows. Closing it redraws the page."""
 
     def wrap(body: Callable[P, Any]) -> Callable[P, Any]:
         @wraps(body)
@@ -27,10 +27,8 @@ def dialog(title: str, width: Literal["small", "large"] = "small") -> Callable[[
 
 
 def is_open() -> bool:
-    """True if this page has a dialog."""
     return OPEN in st.session_state
 
 
 def closed() -> None:
-    """Note that the page is redrawn, which closes its dialog."""
     st.session_state.pop(OPEN, None)

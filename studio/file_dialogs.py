@@ -1,4 +1,4 @@
-"""Dialogs about files: a new one from a recipe; saving, which asks before it overwrites anything."""
+"""Dialogs about files: creating one from a recipe, and saving, which asks before it overwrites anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity_core.files import project_files
 
 
 def recipe_form(settings: StudioSettings, present: Path) -> None:
-    """Choose a recipe and a name; the new file is written and opened."""
+    """Choose a recipe and a name; write and open the new file."""
     by_title = {recipe.title: recipe for recipe in recipes()}
     if not by_title:
         st.error(f"There are no recipes in {project_files() / 'configs'}: install Trinity Flows again.")
@@ -48,13 +48,13 @@ new_dialog = dialog("New configuration", width="large")(recipe_form)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:
-    """The present file if it does not exist yet, or the first name that is free."""
+    """Return the current file if it does not exist yet, else the first free name."""
     names = (present, settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
     return next((file for file in names if not file.exists()), settings.file)
 
 
 def fault_of(file: Path, settings: StudioSettings) -> str:
-    """Why the list of files could not open a file of this name again; empty if it could."""
+    """Return why the list of files could not open a file of this name again, or ""."""
     if file.suffix not in (".yaml", ".yml"):
         return "The name must end in .yaml."
     return "" if file.resolve().is_relative_to(settings.root) else f"The file must be below {settings.root}."
@@ -72,12 +72,10 @@ def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
 
 @dialog("Save over these changes?")
 def confirm_save(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Ask before something in the draft's own file is lost."""
     ask_and_save(draft, draft.file, settings, "Save anyway")
 
 
 def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label: str, enabled: bool = True) -> None:
-    """What would be lost, and the button."""
     objections = draft.objections(file)
     for objection in objections:
         st.warning(objection)
@@ -87,7 +85,7 @@ def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label
 
 
 def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
-    """Save and open the file; that it is saved stands below the buttons then."""
+    """Save and open the file; the page then says below the buttons that it is saved."""
     try:
         if file == draft.file:
             draft.save()

@@ -1,4 +1,5 @@
-"""What `python -m studio` serves: Streamlit's pages, and below `/rollouts` the page of `trinity view` for every run."""
+"""The server of `python -m studio`: Streamlit's pages, and below `/rollouts` the page of `trinity view` for every
+run."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ COOKIE = "trinity_studio"
 PAGES = ("/", "/configuration", "/runs")
 INDEX = Path(streamlit.__file__).with_name("static") / "index.html"
 BASE = "<head><script>window.__streamlit = {BACKEND_BASE_URL: location.origin}</script>"
-"""Tells Streamlit where its server is: at an address such as /runs it would look below that first, and be refused."""
+"""Tells Streamlit where its server is: at an address such as /runs it would first look below that, and be refused."""
 
 
 class Guard:
-    """Asks for Studio's token, in the address once and in a cookie from then on."""
+    """Asks for Studio's token, once in the address and then in a cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -51,17 +52,17 @@ class Guard:
 
 
 def page(_request: Request) -> HTMLResponse:
-    """Streamlit's page with `BASE` in its head."""
     return HTMLResponse(INDEX.read_text(encoding="utf-8").replace("<head>", BASE, 1))
 
 
 def studio_app(settings: StudioSettings, token: str) -> App:
-    """The application. A first page would wait a second for what is imported and made here when first used."""
+    """Return the application. Slow imports and caches are warmed up here: the first page would wait a second for
+    them."""
     api_faults()
     form_fields("grpo", "both")
     for recipe in recipes()[:1]:  # the quick start
         checked(recipe.text, recipe.file)
-    # A site may have its own name lead here, and is then of the same origin for a browser.
+    # Another site's host name may resolve to this address; the browser would then treat it as the same origin.
     hosts = [*OWN_NAMES, settings.host] if is_local(settings.host) else ["*"]
     rollouts = make_app(RunFolders(settings.checkpoints), hosts)
     return App(

@@ -36,17 +36,18 @@ class PrefectFrontend(Frontend):
     report = LiveReport
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
-        """Run the step as a task; with `retries` it has its own, because a flow of several runs has none."""
+        """Run the step as a task; with `retries` the task has retries, for a flow of several runs, which has none
+        itself."""
         as_task = patient_task(name) if retries else named_task(name)
         return as_task(step)()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
-        """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
+        """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not store."""
         results, stopped = list[T](), list[Stopped]()
 
         def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> State[Any] | None:
-            # Not returned: Prefect would record the next stage's arguments as results of this one's flow run, and its
-            # page shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
+            # Not returned: Prefect would record the next stage's arguments as results of this flow run, and its page
+            # shows no tasks at all with such inputs (PrefectHQ/prefect 18680).
             with retry_only_transient_faults():
                 try:
                     results.append(run())
@@ -57,7 +58,7 @@ class PrefectFrontend(Frontend):
                     return Cancelled(message=str(error))
             return None
 
-        # By this name Prefect finds the subflow's run again when its parent flow is restarted.
+        # Prefect finds the subflow's run by this name when its parent flow is restarted.
         name = request.run or request.config.name
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         title = f"{request.kind} {request.title}"
@@ -70,12 +71,11 @@ class PrefectFrontend(Frontend):
         try:
             as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
         except Exception:
-            raise_most_telling(stopped)  # in its place Prefect raises CancelledRun, or the fault of an earlier attempt
+            raise_most_telling(stopped)  # Prefect raises CancelledRun instead, or an earlier attempt's fault
             raise
         return results[-1]
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """As tasks in threads."""
         stopped = dict[str, Stopped]()
 
         def as_task(name: str, component: Callable[[], T]) -> PrefectConcurrentFuture[Any]:
@@ -102,7 +102,6 @@ class PrefectFrontend(Frontend):
         return results
 
     def begun_by(self) -> str:
-        """The flow run, or that of the pipeline."""
         return flow_run.root_flow_run_id or ""
 
     def is_retry(self) -> bool:
@@ -116,13 +115,11 @@ class PrefectFrontend(Frontend):
         show_if_possible(lambda: begin_summary(config))
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
-        """Ask a person on Prefect's page if verdicts are missing."""
         if asks_person(stage.config) and not ask(stage):
             return stage
         return super().with_human_verdicts(stage)
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
-        """Artifacts: learning curve, rollouts and the summary."""
         if not is_pipeline:
             show_if_possible(lambda: show_curve(config))
             show_if_possible(lambda: show_rollouts(config))

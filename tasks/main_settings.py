@@ -1,4 +1,4 @@
-"""Settings that the form of a flow shows as parameters of their own."""
+"""Settings that a flow's form shows as separate parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAIN_SETTINGS = {
     "batch_size": "buffer.batch_size",
     "repeat_times": "algorithm.repeat_times",
 }
-"""Parameter → key. An empty one is as in the file."""
+"""Parameter → key. Empty parameters keep the file's value."""
 
 
 def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
-    """The overrides, and one more for each main setting that is given; for the stage if one is named."""
+    """Return the overrides plus one for each given main setting, for the stage if one is named."""
     prefix = f"stages.{stage}." if stage else ""
     added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value not in (None, "")}
     return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]

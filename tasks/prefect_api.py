@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
-    """A client of the server there, on this machine, whatever server or proxy the environment names.
+    """Return a client for the server at this address, ignoring servers and proxies in the environment.
 
-    `key` is what that server asks for; by default that of Prefect's settings.
+    `key` is the server's key; by default that of Prefect's settings.
     """
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings

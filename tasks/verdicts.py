@@ -33,9 +33,8 @@ from trinity_core.runtime.verdicts import (
 from trinity_core.tracking.rollouts import markdown_text
 
 POLL_SECONDS = 5
-"""Time between looks at whether the run was resumed."""
 WIDTH = 4000
-"""Characters of an answer that are shown; its middle is cut out."""
+"""Characters shown of an answer; the middle of a longer one is cut out."""
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
 """Text of a field → verdict. It is typed, because a select on Prefect's page closes at the click that opens it."""
 PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
@@ -43,9 +42,9 @@ PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
 
 @named_task("ask")
 def ask(stage: Stage) -> bool:
-    """Pause the flow until a person has given verdicts, and keep them. False if the run continues without.
+    """Pause the flow until a person has given verdicts, and save them. Return False if the run continues without.
 
-    Raises TrinityError if the run is to end without them.
+    Raises TrinityError if the run must end without them.
     """
     log, config = get_run_logger(), stage.config
     buffer = config.buffer.trainer_input.experience_buffer
@@ -56,7 +55,8 @@ def ask(stage: Stage) -> bool:
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:
-        # Prefect's own key is the same in each attempt: a later one would not pause, but take the earlier one's answer.
+        # Prefect's own key is the same in each attempt: a later one would take the earlier one's answer instead of
+        # pausing.
         form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS, key=uuid4().hex)
         rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
@@ -74,9 +74,9 @@ def ask(stage: Stage) -> bool:
 
 
 def _set_running() -> None:
-    """Set the run to Running: after a pause has timed out, Prefect would only let it fail.
+    """Set the run to Running, because after a timed-out pause Prefect would only let it fail.
 
-    Raises Abort, which ends the run in its present state, if it was cancelled during the pause.
+    Raises Abort, which ends the run in its current state, if it was cancelled during the pause.
     """
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run.id).state
@@ -86,7 +86,7 @@ def _set_running() -> None:
 
 
 def as_markdown(shown: Sequence[ShownTask]) -> str:
-    """The tasks with their answers; what a model wrote is escaped."""
+    """Format the tasks with their answers; model output is escaped."""
     parts = []
     for number, item in enumerate(shown, 1):
         parts.append(f"### {number}. {markdown_text(item.prompt, WIDTH)}\n")
@@ -101,9 +101,9 @@ def _answer(answer: Experience) -> str:
 
 
 def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
-    """The form that Prefect shows: for each answer a verdict, for each task room for a better answer.
+    """Return the form that Prefect shows: a verdict for each answer, and room for a better answer for each task.
 
-    Task and answers are shown at their fields, because the description of a form has no room next to many fields.
+    Task and answers are shown at their fields, because a form's description has no room next to many fields.
     """
     fields: dict[str, Any] = {}
     for number, item in enumerate(shown, 1):
@@ -119,7 +119,6 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
 
 
 def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
-    """The verdicts in a filled form."""
     entries = form.model_dump()
     return [
         TaskVerdict(
@@ -131,5 +130,4 @@ def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]
 
 
 def _letters(task: ShownTask) -> Sequence[str]:
-    """a, b, … for its answers."""
     return [chr(ord("a") + place) if place < 26 else f"_{place}" for place in range(len(task.answers))]

@@ -1,4 +1,4 @@
-"""What our libraries need not import, look for or find at a start: optional parts, garbage, attention."""
+"""Faster imports: hides optional dependencies of our libraries that cost start time and are not needed."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 HIDDEN = ("scipy.signal", "mlflow")
-"""vLLM takes the one for sounds, DeepSpeed the other for its autotuner; both do without what cannot be imported.
-They cost an engine and a trainer worker a second or two of a core."""
+"""vLLM imports scipy.signal for audio, DeepSpeed imports mlflow for its autotuner; both work without. Each costs an
+engine or a trainer worker a second or two of CPU time."""
 
 
 OWN_ATTENTION = {"attn_implementation": None}
-"""An argument with which transformers chooses attention that this machine has for a model, whatever its `config.json`
-names, such as `flash_attention_2`, whose package may be missing here."""
+"""Makes transformers choose an attention implementation available here, whatever the model's `config.json` names: the
+package of `flash_attention_2`, say, may be missing."""
 
 COMPILER = ("torch._inductor.lowering",)
-"""vLLM imports it to change it, and does without; where nothing is compiled it costs a second of a core."""
+"""vLLM imports this module only to patch it, and works without. Where nothing is compiled, the import wastes a second
+of CPU time."""
 
 
 @contextmanager
 def lean_imports(*more: str) -> Iterator[None]:
-    """Import torch, transformers, vLLM or DeepSpeed within this block, and nothing that they do not need.
+    """Import torch, transformers, vLLM or DeepSpeed without dependencies that are not needed.
 
-    `more`: modules to hide besides `HIDDEN`, unless they are imported already.
+    `more`: modules to hide in addition to `HIDDEN`, unless they are already imported.
 
-    Garbage is not collected meanwhile: the imports of an engine make 780,000 objects that stay, and Python would walk
-    over all of them again and again (4 of 30 s of a core). `gc.freeze()` after them spares later collections that walk.
+    Garbage collection is off meanwhile: an engine's imports create 780,000 permanent objects, which Python would
+    traverse again and again (4 of 30 s of CPU time). `gc.freeze()` afterwards exempts them from later collections.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -46,10 +47,9 @@ def lean_imports(*more: str) -> Iterator[None]:
 def lean_transformers() -> None:
     """Keep transformers from importing scikit-learn and SciPy.
 
-    It uses the one for assisted generation alone (a ROC curve), the other for the losses of object detection, and
-    imports both with the first model. They cost each engine and trainer worker seconds of a core at start
-    (`python -X importtime -c "import transformers.modeling_utils"`). It must be called before anything imports the
-    models or the generation of transformers.
+    transformers needs them only for assisted generation (a ROC curve) and object detection losses, but imports both
+    with the first model. That costs each engine and trainer worker seconds of CPU time at start (`python -X importtime
+    -c "import transformers.modeling_utils"`). Call this before anything imports models or generation from transformers.
     """
     import transformers.utils
     import transformers.utils.import_utils

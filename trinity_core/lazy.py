@@ -1,9 +1,9 @@
-"""`torch`, `aiohttp` and `httpx`, imported at the first use of one of their attributes.
+"""`torch`, `aiohttp` and `httpx`, imported when one of their attributes is first used.
 
-The files of an algorithm's parts are imported wherever a configuration is checked, for the names and the arguments of
-the parts; torch takes seconds to import, and only those who compute need it. Likewise each command and process that
-scores answers imports operators and environments: the two libraries for HTTP were a fifth of its start. In these files
-the three may be used within functions and in annotations, but not while the file itself is imported.
+Every check of a configuration imports the files of the algorithms' parts for their names and arguments; torch takes
+seconds to import, and only computation needs it. Likewise each command and scoring process imports operators and
+environments, where the two HTTP libraries were a fifth of the start time. Files that import from here may use the three
+modules in functions and annotations, but not at import time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 else:
 
     class LazyModule(ModuleType):
-        """Stands for a module; every attribute is the module's own at the time it is read."""
+        """A stand-in for a module that looks up each attribute in the module when it is read."""
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):  # asked for by tools that look at every module, such as inspect
+            if name.startswith("__"):  # asked for by tools that inspect every module, such as inspect
                 raise AttributeError(name)
             return getattr(importlib.import_module(self.__name__), name)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """As the module itself: Ray pickles a function of a script or notebook with the modules that it uses."""
+            """Pickle as the module itself: Ray pickles a function of a script or notebook with the modules it uses."""
             return importlib.import_module, (self.__name__,)
 
     torch, aiohttp, httpx = (LazyModule(name) for name in ("torch", "aiohttp", "httpx"))

@@ -1,6 +1,6 @@
-"""veRL's runs whose rollouts have GPUs of their own: `fully_async_policy` and `one_step_off_policy`.
+"""veRL's runs with separate GPUs for rollouts: `fully_async_policy` and `one_step_off_policy`.
 
-By veRL's docs/advance/fully_async.md and docs/advance/one_step_off.md.
+Follows veRL's docs/advance/fully_async.md and docs/advance/one_step_off.md.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ GPUS_OF_A_NODE = 8
 
 
 def is_fully_async(draft: Draft) -> bool:
-    """Whether the trainer takes batches as they come."""
+    """True if the trainer takes batches as they arrive."""
     return "fully_async" in draft.verl.program
 
 
 def has_rollout_gpus(draft: Draft) -> bool:
-    """Whether rollouts have GPUs of their own."""
     return is_fully_async(draft) or "one_step_off" in draft.verl.program
 
 
 def write_async_batches(draft: Draft, rollouts: int) -> int:
-    """Batch sizes and weight sync; returns the gradient steps between two syncs.
+    """Write batch sizes and weight sync; return the gradient steps between two syncs.
 
-    A batch is a mini-batch of veRL's. A row that is sampled with version v may be trained up to the next sync, and if
-    rollouts run ahead by `staleness_threshold`, by that share of the steps between two syncs later.
+    A batch is one of veRL's mini-batches. A row sampled with version v may be trained on until the next sync; if
+    rollouts run ahead by `staleness_threshold`, later by that share of the steps between two syncs.
     """
     mini = whole(draft, _MINI, 256)
     trigger, batches = (whole(draft, f"{_ASYNC}.{name}", usual) for name, usual in (
@@ -65,14 +64,14 @@ def write_async_batches(draft: Draft, rollouts: int) -> int:
 
 
 def bypasses_async(draft: Draft) -> str:
-    """The key by which the old log-probs are those of the rollouts, if they are."""
+    """Return the key that makes the rollouts' log-probs the old ones, or ""."""
     computed = draft.get(f"{_ASYNC}.compute_prox_log_prob", False)
     own = draft.get(f"{_ASYNC}.use_rollout_log_probs", True)
     return draft.origin(f"{_ASYNC}.use_rollout_log_probs") if is_fully_async(draft) and own and not computed else ""
 
 
 def write_rollout_gpus(draft: Draft, size: int) -> None:
-    """Nodes and engines, where `rollout` and `trainer` have GPUs of their own. `size`: GPUs of an engine."""
+    """Write nodes and engines if `rollout` and `trainer` have separate GPUs. `size`: GPUs per engine."""
     of = {part: [whole(draft, f"{part}.{name}", usual) for name, usual in (("nnodes", 1), ("n_gpus_per_node", 8))]
           for part in ("trainer", "rollout")}  # fmt: skip
     (nodes, gpus), (rollout_nodes, rollout_gpus) = of["trainer"], of["rollout"]

@@ -22,9 +22,9 @@ COUNTS = (
 def audit_runs(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, Audit]:
-    """The audit of the run in `folder`, or of each stage of the pipeline in it: folder's name -> audit.
+    """Return folder name → audit for the run in `folder`, or for each stage of the pipeline in it.
 
-    `stores_of` says which stores are read. Nothing is changed. Raises `DataError` if there is none.
+    `stores_of` finds the stores. Nothing is changed. Raises DataError if there is none.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}", key=str(folder))
@@ -40,7 +40,6 @@ def audit_runs(
 
 
 def audit_text(name: str, audit: Audit) -> str:
-    """An audit for people."""
     trained = f"  at steps {min(audit.trained_at)} to {max(audit.trained_at)}" if audit.trained_at else ""
     lines = [
         name,
@@ -68,7 +67,7 @@ def accounts_for_all(audits: Mapping[str, Audit]) -> bool:
 
 
 def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
-    """One run's audit; the stages of a pipeline under their names, with sums of their counts (lineage: the highest)."""
+    """Return one run's audit, or a pipeline's stages by name with sums of their counts (lineage: the highest)."""
     clean = {"clean": accounts_for_all(audits)}
     if len(audits) == 1:
         [audit] = audits.values()

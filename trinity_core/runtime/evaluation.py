@@ -1,7 +1,8 @@
 """Finds the weights of a run that have no score yet, and scores them.
 
-A score belongs to a step of a run and to what it was made with: eval sets, sampling, workflow, reward and, before
-training, the model. It is a line of source `eval` in the run's metrics file, and is made again only when these change.
+A score belongs to a step of a run and to the settings and data behind it: eval sets, sampling, workflow, reward and,
+before training, the model. It is a line of source `eval` in the run's metrics file, and is repeated only when these
+change.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ log = logging.getLogger(__name__)
 
 
 def unscored_steps(config: Config, which: str) -> list[int]:
-    """The steps selected by `which` whose weights have no score yet; 0 is the model that the engines start with, or an
-    external one. An empty `which` follows the configuration of mode `bench`: the latest checkpoint (without any, step
-    0), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all` (scored
-    ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError if the
-    step that is named has no whole one. An external model has no steps: each word means it.
+    """Return the steps selected by `which` whose weights have no score yet; 0 is the model that the engines start with,
+    or an external one.
+
+    `which` is `base`, `latest`, `missing`, `all` (including scored ones) or a step. An empty `which` follows mode
+    `bench`: the latest checkpoint (or step 0 if there is none), or every one with `bench_on_latest_checkpoint: false`.
+    Damaged checkpoints are skipped with a warning, as on resume. Raises TrinityError if the given step has no intact
+    checkpoint. An external model has no steps: every value selects it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
@@ -44,10 +47,10 @@ def unscored_steps(config: Config, which: str) -> list[int]:
 
 
 def unscored_result(attempt: RunAttempt) -> list[int]:
-    """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
+    """Return the run's last checkpoint if it has no score yet and the run has engines and eval sets.
 
-    In mode `bench` what `unscored_steps` says. In `explore` and `serve` nothing while the trainer may make further
-    checkpoints, and remove this one.
+    In mode `bench`, return what `unscored_steps` returns. In `explore` and `serve`, return nothing while the trainer
+    may still make checkpoints, and remove this one.
     """
     config = attempt.config
     if config.mode == "bench":
@@ -61,10 +64,10 @@ def unscored_result(attempt: RunAttempt) -> list[int]:
 
 
 def score_steps(attempt: RunAttempt, steps: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Score the weights of each step on every eval set: step -> metric name -> value.
+    """Score the weights of each step on every eval set; return step → metric → value.
 
-    Checkpoints that a running trainer has removed meanwhile are passed over with a warning. Raises TrinityError if none
-    is left.
+    Checkpoints that a running trainer has removed meanwhile are skipped with a warning. Raises TrinityError if none is
+    left.
     """
     config, scores = attempt.config, {}
     for step in steps:
@@ -94,13 +97,12 @@ def _is_there(config: Config, step: int) -> bool:
 
 
 def trainer_has_finished(config: Config) -> bool:
-    """Whether a checkpoint of the run holds its trainer's last step."""
     with open_run_store(config) as store:
         return store.trainer().finished
 
 
 def steps_meant(which: str, job_dir: Path) -> list[int]:
-    """The steps of a run that a word means; 0 is the model before training."""
+    """Return the steps of a run that a word selects; 0 is the model before training."""
     if which == "base":
         return [0]
     if which == "latest":

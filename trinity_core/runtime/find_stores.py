@@ -1,4 +1,4 @@
-"""Where the experience store of a run, or of each stage of a pipeline, is; opened to be read only."""
+"""Finds the experience store of a run, or of each stage of a pipeline, and opens it read-only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trinity_core.store.schema import tables
 def stores_of(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, str]:
-    """The stores of the run in `folder`, or of the stages of the pipeline in it: folder's name -> URL.
+    """Return folder name → store URL for the run in `folder`, or for the stages of the pipeline in it.
 
-    A store is `url`'s, else that of `config`, a YAML file (which may hold a password and names the stages), else the
+    The store is `url`, else that in `config`, a YAML file (which may hold a password and names the stages), else the
     SQLite file in the run's `buffer` folder.
     """
     if config is not None:
@@ -33,17 +33,16 @@ def stores_of(
 
 
 def open_store(folder: Path, url: str) -> Database:
-    """The store at `url` of the run in `folder`: nothing can be changed through it."""
     namespace = _namespace(folder, namespaces(url), url)
     return Database(url, tables(namespace), namespace, read_only=True)
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """The folder itself if it is a run's, else those of the stages of its pipeline, which are next to it.
+    """Return the folder itself if it is a run's, else those of its pipeline's stages, which are next to it.
 
-    A pipeline's folder may hold a store too, without rollouts: evaluations of older releases made one. The pipeline
-    records its stages' folders at its start. One of an older release names them in its summary; before that, all
-    folders named after it count.
+    A pipeline's folder may also hold a store without rollouts, from evaluations by older releases. A pipeline records
+    its stages' folders at its start. Older releases listed them in the summary; before that, all folders named after
+    the pipeline count.
     """
     if any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
         return [folder]
@@ -55,7 +54,6 @@ def runs_in(folder: Path) -> Sequence[Path]:
 
 
 def _sqlite(folder: Path) -> str | None:
-    """The URL of the run's own SQLite file."""
     databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
     if len(databases) > 1:
         names = ", ".join(path.name for path in databases)
@@ -64,7 +62,7 @@ def _sqlite(folder: Path) -> str | None:
 
 
 def _configured(folder: Path, config: Config) -> dict[str, str]:
-    """Name -> store of the run in `folder`, or of each stage of the pipeline in it that has one, by the configuration.
+    """Return name → store of the run in `folder`, or of each stage of its pipeline that has one, by the configuration.
 
     The folder of a configuration without stages may have been moved or renamed.
     """
@@ -81,9 +79,10 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
 
 
 def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
-    """The run's name in a database, as its folder says.
+    """Return the run's namespace in a database, as its folder records it.
 
-    In the folder of an older release, which says nothing: the folder's path, or the only name (it may have been moved).
+    Older releases recorded nothing: there it is the folder's path, or the only namespace (the folder may have been
+    moved).
     """
     identity = read_identity(folder)
     if identity is not None and identity.namespace in known:

@@ -30,7 +30,7 @@ class Stoppable(Protocol):
         """Ask everything to save and end."""
 
     def check(self) -> None:
-        """Raise the error, if any, that makes waiting useless."""
+        """Raise the error, if any, that makes waiting pointless."""
 
 
 class Frontend:
@@ -39,18 +39,16 @@ class Frontend:
     report: type[ProgressReport] = ProgressReport
 
     def call(self, name: str, step: Callable[[], T], retries: bool = False) -> T:
-        """The result of a step of that name. With `retries` it may be tried again, where the frontend can."""
+        """Run a named step and return its result. With `retries` it may be tried again, if the frontend can."""
         return step()
 
     def subflow(self, request: StageRequest, run: Callable[[], T]) -> T:
-        """Run one stage of several; its result."""
         return run()
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Run components concurrently: name -> result.
+        """Run components concurrently; return name → result.
 
-        When one fails, the others are asked to save and end, and the failure is raised: of several, a permanent one
-        first.
+        When one fails, the others are asked to save and end. Then a failure is raised, a permanent one first.
         """
         with ThreadPoolExecutor(max_workers=max(len(components), 1)) as threads:
             futures = {name: threads.submit(copy_context().run, call) for name, call in components.items()}
@@ -59,7 +57,7 @@ class Frontend:
         return {name: future.result() for name, future in futures.items()}
 
     def begun_by(self) -> str:
-        """An id that all attempts at one run share; "" if there is only this attempt."""
+        """Return an id that all attempts at one run share; "" if there is only this attempt."""
         return ""
 
     def is_retry(self) -> bool:
@@ -67,11 +65,11 @@ class Frontend:
         return False
 
     def announce(self, config: Config, stage: str) -> None:
-        """Show which run starts: a stage's, `pipeline` or `async`."""
+        """Announce the run that starts: a stage's, `pipeline` or `async`."""
 
     def with_human_verdicts(self, stage: Stage) -> Stage:
-        """The stage with a person's verdicts as its data, if it needs them. Raises TrinityError if none were
-        collected."""
+        """Return the stage with a person's verdicts as its data, if it needs them. Raises TrinityError if there are
+        none."""
         return replace(stage, config=with_verdicts(stage.config))
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
@@ -84,7 +82,7 @@ PLAIN = Frontend()
 def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
     """Wait until all futures are done; after a failure ask the others to save and end, and wait for that.
 
-    A cancellation (an exception in this thread, the main one) does the same, and so does a permanent tracking error.
+    A cancellation (an exception in this, the main thread) and a permanent tracking error have the same effect.
     `has_failed` is called with futures that are done.
     """
     try:
@@ -100,6 +98,7 @@ def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: C
 
 
 def raise_most_telling(failures: Collection[BaseException]) -> None:
-    """Raise a permanent failure in preference to a transient one, and `Stopped` last; nothing without failures."""
+    """Raise the most telling failure: a permanent one before transient ones, Stopped last. Does nothing without
+    failures."""
     if failures:
         raise most_telling(list(failures))

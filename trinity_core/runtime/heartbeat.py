@@ -1,6 +1,5 @@
-"""Checks and log lines while a run waits for its processes. Without them a stopped or stuck process would be waited for
-forever.
-"""
+"""Checks and log lines while a run waits for its processes; without them it would wait forever for a stopped or stuck
+process."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from trinity_core.waits import Wait
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
-"""Time between two questions."""
 SILENCE_SECONDS = 600.0
-"""Time for an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+"""Time limit for an answer. A busy process may run no Python code for minutes, for example while it writes a large
+checkpoint."""
 
 
 def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
-    """`check` with a limit: `seconds` from now on it raises `ProcessLost`, which names what is `lacking`."""
+    """Return `check` with a time limit: `seconds` from now on it raises ProcessLost, naming what is `lacking`."""
     deadline = time.monotonic() + seconds
 
     def timed() -> None:
@@ -37,9 +36,9 @@ def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[
 
 
 def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which also asks actors (by name) for their `progress`, for which their long work leaves a thread free.
+    """Return `check` that also asks actors (by name) for their `progress`; they keep a thread free for it.
 
-    It raises `ProcessLost` for an actor that does not answer; the waiting call itself reports a dead one.
+    It raises ProcessLost for an actor that does not answer. A dead actor is reported by the waiting call itself.
     """
     asked: dict[str, tuple[Any, float]] = {}
 
@@ -59,7 +58,7 @@ def answering(actors: Mapping[str, Any], check: Callable[[], None]) -> Callable[
 
 
 def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> Callable[[], None]:
-    """`check`, which also logs what the start of `what` still lacks; `unplaced` names actors without an answer."""
+    """Return `check` that also logs what the start of `what` still lacks; `unplaced` names actors without an answer."""
     wait = Wait(f"{what} to start")
 
     def check_and_tell() -> None:
@@ -71,8 +70,6 @@ def starting(what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[
 
 
 def explorer_starts(config: Config) -> AbstractContextManager[None]:
-    """Announces a starting explorer until it reports for itself."""
-
     def note() -> None:
         with open_run_store(config) as store:
             store.mark_seen(EXPLORER, config.explorer.name)
@@ -81,8 +78,9 @@ def explorer_starts(config: Config) -> AbstractContextManager[None]:
 
 
 def withdraw(config: Config, error: BaseException | None, components: set[str]) -> None:
-    """After a failure or a cancellation, record that this run's explorer need not be waited for, unless another
-    attempt follows; the same for the trainer if it is among the run's `components`. Does nothing without an explorer.
+    """Record after a failure that this run's explorer need not be waited for, unless another attempt follows.
+
+    The same applies to the trainer if it is among the run's `components`. Does nothing without an explorer.
     """
     if error is None or "explore" not in components:
         return

@@ -1,4 +1,4 @@
-"""What a run was made from: its settings, data files and plugins, so that a change of one can be named later."""
+"""What a run was made from: digests of its settings, data files and plugins, so that later changes can be named."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trinity_core.files import expanded, file_digest
 from trinity_core.plugins import python_files
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
-"""Sections of a configuration that decide what a run makes."""
+"""Sections of a configuration that determine a run's result."""
 USUAL = "default"
-"""Stands among the digests of a setting that has the schema's default."""
+"""Replaces the digest of a setting with the schema's default."""
 HASHED = 256 << 20
-"""Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
+"""Largest file whose contents are compared; for larger files only the size is, which takes no time."""
 
 
 def absolute(path: str) -> str:
-    """Of a path relative to the current directory, with links followed."""
+    """Return a path relative to the current directory as an absolute one, with links followed."""
     return os.path.realpath(expanded(path))
 
 
@@ -36,13 +36,16 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
     absolute,
     lambda path: os.path.relpath(absolute(path), os.path.realpath(".")),
 )
-"""How a path that exists may be written: as it is, absolute, from the current folder. Any of them names the same."""
+"""Equivalent notations of an existing path: as written, absolute, relative to the current folder."""
 
 
 def made_from(config: Config) -> dict[str, dict[str, Any]]:
-    """`settings`, which decide what a run makes, and `inputs`, whose change makes it no other run: sync settings,
-    the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths in it; an
-    inner section is one setting, and `keys` has each key of it, with `USUAL` where it has the schema's default."""
+    """Return `settings`, which determine a run's result, and `inputs`, whose change does not make it another run: sync
+    settings, contents of data files and plugins.
+
+    Each maps a name to its digests, one per notation of the paths in it. An inner section counts as one setting; `keys`
+    has each of its keys, with `USUAL` for schema defaults.
+    """
     sections, set_here = to_dict(config), without_defaults(config)
     outcome = {name: sections[name] for name in OUTCOME}
     unusual = {name for name, _ in _entries(set_here)}
@@ -55,8 +58,8 @@ def made_from(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, that have changed, and of settings the keys where `before` has them;
-    the kind itself if `before` lacks it."""
+    """Return the changed names of a kind, `settings` or `inputs`; for settings the keys, if `before` has them. If
+    `before` lacks the kind, return the kind itself."""
     known = before.get(kind) if isinstance(before, dict) else None
     if not isinstance(known, dict):
         return [kind]
@@ -67,9 +70,9 @@ def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) ->
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names whose digests all differ; files are named as they are written now, or as they were.
+    """Return the names with no digest in common; files are named as now, or else as before.
 
-    A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
+    A setting with its default on both sides, or with its default now and unknown before, is unchanged.
     """
     known, present = ({_place(name): (name, _as_set(value)) for name, value in one.items()} for one in (before, now))
     pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
@@ -82,12 +85,12 @@ def _place(name: str) -> str:
 
 
 def _as_set(value: str | Sequence[str]) -> set[str]:
-    """Digests as they are recorded: earlier versions record one."""
+    """Return recorded digests as a set; earlier versions recorded a single one."""
     return {value} if isinstance(value, str) else set(value)
 
 
 def _entries(value: Any, depth: int = -1, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is `depth` levels within, or all the way, by dotted key."""
+    """Yield the entries `depth` levels deep (negative: all leaves) with dotted keys."""
     inner = value if isinstance(value, dict) else {}
     if depth < 0 and isinstance(value, list) and any(isinstance(item, dict) for item in value):
         inner = {f"[{place}]": item for place, item in enumerate(value)}
@@ -103,7 +106,7 @@ def _digests(value: Any) -> list[str]:
 
 
 def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
-    """Equal numbers become the same text, 1024 and 1024.0, and paths that exist are spelled alike."""
+    """Make equal numbers (1024 and 1024.0) the same text, and write existing paths in one notation."""
     if isinstance(value, dict):
         return {name: normalised(item, spelled) for name, item in value.items()}
     if isinstance(value, list):
@@ -114,7 +117,7 @@ def normalised(value: Any, spelled: Callable[[str], str] = absolute) -> Any:
 
 
 def _files(config: Config) -> Iterator[Path]:
-    """The local data files that a run reads, and its plugins."""
+    """Yield the local data files that a run reads, and its plugins."""
     tasks, trained = config.buffer.explorer_input, config.buffer.trainer_input
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
     data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]

@@ -1,6 +1,6 @@
-"""Settings that the explorers and the trainer of a run must share, as each may be a run of its own with its own file.
+"""Settings that the explorers and the trainer of a run must share, since each may be its own run with its own file.
 
-Each records its settings next to its lock, and compares them with those of the others at work.
+Each records its settings next to its lock, and compares them with those of the other active parts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from trinity_core.runlock import RUN_TRAINS, is_held, release
 from trinity_core.runtime.nodes import software
 
 RECORD = ".settings.json"
-"""End of the name of a record; before it stand a dot and the name of the lock."""
+"""Suffix of a record's name, after a dot and the name of the lock."""
 SOFTWARE = "software"
-"""Key of a record."""
 OTHER_SOFTWARE = "%s, which is at work on the same run, has other software: %s. Update all parts of a run together"
 log = logging.getLogger(__name__)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
-    """The settings that must agree, by key.
+    """Return the settings that must agree, by key.
 
     All others may differ, such as an explorer's batch size, time limits, and how often it looks for weights. With
     `max_staleness` an explorer also computes when the trainer publishes.
@@ -50,10 +49,10 @@ def shared_settings(config: Config) -> dict[str, Any]:
 
 
 def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
-    """Record the settings and the software of a run that holds these locks, and compare them with those of others at
-    work: other software is warned of. Raises TrinityError if settings differ.
+    """Record a run's settings and software, and compare them with those of other active parts.
 
-    Then the locks are released. Settings of parts that have ended do not count: their files may have changed.
+    The run holds `locks`, which are released on an error. Different software causes a warning, different settings a
+    TrinityError. Settings of parts that have ended do not count, because their files may have changed.
     """
     mine, own = shared_settings(config), software(str(config.plugin_dir or ""))
     for lock in locks:
@@ -90,6 +89,6 @@ def _holder_name(lock: str) -> str:
 
 
 def _database(url: str) -> str:
-    """A store's URL without the server's address and the user, which may differ between machines."""
+    """Return a store's URL without the server's address and the user, which may differ between machines."""
     parsed = make_url(url)
     return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

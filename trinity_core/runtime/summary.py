@@ -1,4 +1,4 @@
-"""The summary of a run: scores, steps, folders, and what it was made from."""
+"""The summary of a run: scores, steps, folders, and digests of its inputs."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ UNCOUNTED = (
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], frontend: Frontend) -> dict[str, Any]:
-    """Make the summary and show it."""
     summary = summarise(attempt, results)
     frontend.show(attempt.config, summary)
     return summary
 
 
 def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
-    """Convert the last checkpoint, sum up the run and write that to the job's folder (`summary_path`); returns it.
+    """Convert the last checkpoint, and write the run's summary to the job's folder (`summary_path`); return it.
 
-    A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
-    that only explores converts nothing: its trainer does. An external model's summary is written: it has no training.
-    `seconds` are those of all attempts.
+    A run that only evaluates has its scores as its summary, which is not written, so that the training's stays. A run
+    that only explores converts nothing, because its trainer does. An external model's summary is written, because it
+    has no training. `seconds` includes all attempts.
     """
     config = attempt.config
     if config.mode == "bench":
@@ -67,7 +66,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
-    """All scores of the run, by step; `score` is the latest. That of an external model is also written."""
+    """Return all scores of the run, by step; `score` is the latest. For an external model, also write it."""
     scores = valid_scores(config)
     summary = _scored(config, max(scores, default=0), scores, seconds) | {
         "checkpoint_dir": str(config.job_dir),
@@ -81,7 +80,7 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
 
 
 def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: float) -> dict[str, Any]:
-    """What every summary has: whose it is, the score of `step`, and those of all steps."""
+    """Return what every summary contains: its run, the score of `step`, and those of all steps."""
     return {
         "project": config.project,
         "name": config.name,
@@ -94,7 +93,6 @@ def _scored(config: Config, step: int, scores: Mapping[int, float], seconds: flo
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """A summary on a few lines, for the terminal."""
     scores = f", scores {summary['scores']}" if summary["scores"] else ""
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}{scores}"]
     if evaluation := summary.get("evaluation"):
@@ -114,22 +112,22 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def named_stages(values: Mapping[str, float]) -> dict[str, float]:
-    """Scores or seconds of a pipeline's stages for people: `before` is the score of the base model."""
+    """Return a pipeline's scores or seconds with display names: `before` is the base model's score."""
     return {"base score" if name == "before" else name: value for name, value in values.items()}
 
 
 def summary_path(config: Config) -> Path:
-    """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
+    """Return `<job_dir>/summary.json`; for an explorer on its own `summary_<explorer>.json`, since others share its
+    folder."""
     alone = config.explores_alone
     return config.job_dir / (f"summary_{explorer_source(config.explorer.name)}.json" if alone else "summary.json")
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
-    """Write `summary_path`, whole or not at all."""
     when_room(partial(config.job_dir.mkdir, parents=True, exist_ok=True), config.job_dir)
     write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 
 def read_summary(config: Config) -> dict[str, Any] | None:
-    """The summary of a finished run; None if there is none, or a damaged one: then the run counts as not done."""
+    """Read the summary of a finished run; None if it is missing or damaged, so that the run counts as not done."""
     return read_json(summary_path(config))

@@ -13,9 +13,8 @@ from trinity_core.pipelines.data_juicer.client import PLACE, Processes, Step, me
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator
 
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
-"""Endings of Data-Juicer's operators that must see all rows of a data set at once."""
+"""Suffixes of Data-Juicer's operators that need all rows of a data set at once."""
 OWN = "__dj__"
-"""How Data-Juicer's own columns begin."""
 
 
 @TASK_OPERATORS.register("data_juicer")
@@ -23,8 +22,8 @@ class DataJuicerOperators(TaskOperator):
     """Run Data-Juicer's filters and mappers on rows. `operators` is a list as in its own configuration, `config_path`
     such a file.
 
-    What filters measure becomes columns of that name (`text_len`, `llm_quality_score` …). Operators that look at all
-    rows of a data set at once are refused, since rows pass in chunks.
+    Filters' statistics become columns of the same name (`text_len`, `llm_quality_score` …). Operators that need all
+    rows of a data set at once are refused, because rows are processed in chunks.
     """
 
     def __init__(
@@ -48,12 +47,12 @@ class DataJuicerOperators(TaskOperator):
         return () if self._path is None else (expanded(self._path),)
 
     def start(self) -> None:
-        """See `TaskOperator`. Without rows, the server says whether it can make the operators."""
+        """See `TaskOperator`. Without rows, the server checks that it can create the operators."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
         self._server.process([], self._steps)
 
     def rows(self, rows: Sequence[Row], memory: Memory) -> list[Outcome]:
-        """See `TaskOperator`. Raises TransientFault where the server is away, TrinityError where an operator fails."""
+        """See `TaskOperator`. Raises TransientFault if the server is away, TrinityError if an operator fails."""
         assert self._server is not None, "whoever runs the pipeline gives the server"
         columns = list(dict.fromkeys(key for row in rows for key in row))
         sent = [{PLACE: place, **{key: row.get(key) for key in columns}} for place, row in enumerate(rows)]
@@ -65,7 +64,7 @@ class DataJuicerOperators(TaskOperator):
 
 
 def _row(left: Row, original: Row) -> Row:
-    """A row without what Data-Juicer added for itself, and with what it measured."""
+    """Return a row without Data-Juicer's own columns, and with its statistics."""
     kept = {
         key: value
         for key, value in left.items()

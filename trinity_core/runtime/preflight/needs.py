@@ -1,4 +1,4 @@
-"""An amount of memory or disk as a sum of needs, each with its reason."""
+"""Memory or disk as a sum of needs, each with its reason."""
 
 from __future__ import annotations
 
@@ -10,33 +10,30 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What something takes."""
+    """One item of memory or disk."""
 
     what: str
     bytes: int
     why: str
     """How the number is computed, such as `33,571,328 parameters × 4 bytes`."""
     spared: bool = False
-    """True for memory that is taken only if it is free."""
+    """True for memory that is used only if it is free."""
 
 
 def total(needs: Iterable[Need]) -> int:
-    """Bytes of all needs together."""
     return sum(need.bytes for need in needs)
 
 
 def least(needs: Iterable[Need]) -> int:
-    """Bytes of the needs that nothing can spare."""
+    """Return the bytes of the needs that cannot be spared."""
     return sum(need.bytes for need in needs if not need.spared)
 
 
 def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """The needs above 0 bytes."""
     return tuple(need for need in needs if need.bytes)
 
 
 def size(count: float) -> str:
-    """A number of bytes for people: `1.5 GiB`."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
