@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # vLLM makes the groups of experts with the first engine of a process, and only if that one is such a mixture.
-FAMILIES = ("qwen3_moe", "deepseek_v3", "gemma2", "gpt2")
+FAMILIES = ("qwen3_moe", "glm4_moe", "deepseek_v2", "gemma2", "gpt2")
 WITH_ADAPTER = ("mixtral", "phi3", "minicpm3")
 COMPARED = """
 import json, sys
