@@ -1,6 +1,6 @@
-"""Weights of several model families reach an engine: their names differ, and so does what the CPU's kernels keep.
+"""Weights of several model families reach an engine: names differ, and so do the copies of the CPU's kernels.
 
-`benchmarks/model_families.py` compares all of them.
+`benchmarks/model_families.py` compares all families.
 """
 
 from __future__ import annotations
