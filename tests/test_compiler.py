@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import filelock
@@ -44,18 +46,40 @@ def test_only_what_nobody_writes_is_removed(library: bytes, tmp_path: Path) -> N
     assert remove_cut_off_libraries(tmp_path / "no such folder") == []
 
 
-@pytest.mark.slow
-def test_torchs_libraries_are_where_they_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for one kernel: without vectors, and without a header that is compiled first."""
-    import torch
-    import torch._inductor.config
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import torch, torch._inductor.compile_fx
+from trinity_core.compiler import prepare_to_compile
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": False}
-    with torch._inductor.config.patch(quick):
-        assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(64)).tolist() == [1.0] * 64
-    libraries = sorted(tmp_path.glob("*/*.main.so"))
-    for path in libraries:
-        path.unlink()  # this process has loaded it
-        path.touch()
-    assert libraries and set(remove_cut_off_libraries(tmp_path)) >= set(libraries)
+def compiles(prepared=False):
+    # As in a process of its own; its error goes to stderr.
+    if not (child := os.fork()):
+        try:
+            if prepared:
+                prepare_to_compile("the test", "leave it out")
+            assert torch.compile(lambda x: x.sin() + 1)(torch.zeros(64)).tolist() == [1.0] * 64
+        except Exception as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+assert compiles()
+libraries = [*Path(sys.argv[1]).glob("*/*.main.so")]
+for path in libraries:
+    path.write_bytes(b"")
+assert libraries and not compiles()
+assert compiles(prepared=True)
+"""
+
+
+@pytest.mark.slow
+def test_torch_compiles_again_what_was_cut_off(tmp_path: Path) -> None:
+    """The files and locks are where torch has them: without the removal its next process ends in "file too short"."""
+    small = {"COMPILE_THREADS": "1", "CPP_CACHE_PRECOMPILE_HEADERS": "0", "VEC_ISA_OK": "0"}  # for one kernel
+    own = {"CACHE_DIR": str(tmp_path), **small}
+    environment = os.environ | {f"TORCHINDUCTOR_{name}": value for name, value in own.items()}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "file too short" in done.stderr, done.stderr
