@@ -266,7 +266,7 @@ def test_dialogs_open_with_their_buttons(folder: Path) -> None:
     assert "Save and start" in labels(start.click().run())
     assert "resumed" not in "".join(line.value for line in page.info)
     record_start(folder / "checkpoints/trinity/mine", {}, "rft")
-    assert "mine is there already (running)" in "".join(line.value for line in start.click().run().info)
+    assert "mine already exists (running)" in "".join(line.value for line in start.click().run().info)
     [save_as] = [button for button in page.button if button.label == "Save as"]
     assert labels(save_as.click().run()).count("Save") == 2
 
