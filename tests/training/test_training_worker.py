@@ -1,7 +1,9 @@
 """The worker from start to end: a resumed run is bit-identical to one that was never stopped."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from threading import Thread
 from unittest import mock
@@ -12,7 +14,7 @@ from trained_runs import assert_same_runs, put, run
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.run import train
-from trinity_core.training.worker import TrainerWorker
+from trinity_core.training.worker import TrainerActor, TrainerWorker
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +35,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     put(whole)
     assert run(whole)["ended"] == "finished"
     put(stopped, (1, 2, 3))
-    worker = TrainerWorker(stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    worker = TrainerActor(stopped)
     worker.start()
     runner = Thread(target=worker.run, args=(train,))
     runner.start()
     while worker.progress()["step"] < 3 or worker.progress()["state"] != "waiting":
         runner.join(0.02)
-    worker.stop()
+    os.kill(os.getpid(), signal.SIGTERM)  # to this process alone, as to one on a machine that is taken away
     runner.join(60)
+    signal.signal(signal.SIGTERM, before)
     assert worker.progress()["state"] == "stopped" and worker.progress()["saved_step"] == 3
     shutil.rmtree(stopped.job_dir / "global_step_3")  # as if it had been killed after the checkpoint of step 2
     again = TrainerWorker(stopped)
@@ -68,7 +72,7 @@ def test_fault_during_wait_for_batch_costs_no_step(rollouts):
 @pytest.mark.parametrize(("named", "lora"), [(False, "[{lora_rank: 4, lora_alpha: 12}]"), (True, "[]")])
 def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monkeypatch, named, lora):
     """The next step is trained in the meantime; store and metrics go back to the previous checkpoint with the run."""
-    from trinity_core.training import savepoints
+    from trinity_core.training import checkpoint
 
     whole, killed = (rollouts(name, model__lora_configs=lora) for name in ("whole", "killed"))
     put(whole)
@@ -76,7 +80,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
     run(whole)
     worker = TrainerWorker(killed)
     worker.start()
-    commit, last = savepoints.commit, 2 if named else 4
+    commit, last = checkpoint.commit, 2 if named else 4
 
     def commit_and_die(layout, step, *args):
         if step == 2:
@@ -88,7 +92,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
         if step == last:
             raise SystemExit(-9)
 
-    monkeypatch.setattr(savepoints, "commit", commit_and_die)
+    monkeypatch.setattr(checkpoint, "commit", commit_and_die)
     with pytest.raises(SystemExit):
         worker.run(train)
     monkeypatch.undo()
@@ -99,7 +103,7 @@ def test_kill_during_checkpoint_write_loses_only_that_checkpoint(rollouts, monke
 
 
 def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
-    from trinity_core.training import savepoints
+    from trinity_core.training import checkpoint
 
     config = rollouts("unwritable")
     put(config)
@@ -109,7 +113,7 @@ def test_failed_write_ends_the_run_with_its_error(rollouts, monkeypatch):
         path.write_text("a file where the folder should be")
         return path
 
-    monkeypatch.setattr(savepoints, "begin", begin)
+    monkeypatch.setattr(checkpoint, "begin", begin)
     with pytest.raises(TrinityError, match=r"writing .*rank_0.pt.* failed: a file is in the way"):
         run(config)
 
