@@ -251,7 +251,7 @@ def _merged(
     if began and from_record(Beginning, began, state).differs(Beginning.of(base)):
         raise DataError(
             f"the adapter in {actor} belongs to {began['model']} as it was when the run began, and {base} is another "
-            "model or has been written again since; name the folder of its base with --base-model-dir"
+            "model or has been rewritten since; name the folder of its base with --base-model-dir"
         )
     folder = model_folder(base)
     files = weight_files(folder) if folder is not None else []
