@@ -6,8 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from studio.checked_draft import checked
-from studio.config_draft import ConfigDraft
+from studio.config_draft import ConfigDraft, checked
 from studio.dialogs import dialog
 from studio.recipes import recipes
 from studio.settings import StudioSettings

@@ -1,11 +1,13 @@
-"""What Studio is served with, from its command line and its environment."""
+"""What Studio is served with, from its command line and its environment; who may use it beyond this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hmac import compare_digest
 from pathlib import Path
 
 from trinity_core.addresses import LOOPBACK, STUDIO_PORT
@@ -68,3 +70,20 @@ def studio_settings(arguments: Sequence[str]) -> StudioSettings:
         host=options.host,
         port=options.port,
     )
+
+
+TOKEN_VARIABLE = "TRINITY_STUDIO_TOKEN"  # noqa: S105 - the name of a variable
+"""Holds the token, which no list of processes shows; empty where none is asked for."""
+
+
+def is_local(host: str) -> bool:
+    """True if only this machine reaches that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def admits(token: str, attempt: str) -> bool:
+    """True if `attempt` is the token, or none is asked for."""
+    return not token or compare_digest(attempt.encode(), token.encode())

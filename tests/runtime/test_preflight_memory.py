@@ -11,8 +11,7 @@ from preflight_configs import SHAPE, config_of
 from raising import raising
 
 from trinity_core.config import LoraConfig, train_settings
-from trinity_core.config.number_formats import zero_stage_of
-from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET
+from trinity_core.config.training import AT_ONCE_ON_CPU, MAX_LIVE, REDUCE_BUCKET, zero_stage_of
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError

@@ -18,8 +18,8 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import held, is_held
 from trinity_core.runtime import driver, pipeline
+from trinity_core.runtime.audit import runs_in
 from trinity_core.runtime.configuration import start_from
-from trinity_core.runtime.find_stores import runs_in
 from trinity_core.runtime.frontend import Frontend
 from trinity_core.runtime.made_from import USUAL, differences, made_from
 from trinity_core.runtime.nodes import software

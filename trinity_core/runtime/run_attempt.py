@@ -17,11 +17,19 @@ from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.errors import on_failure
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
-from trinity_core.runtime.faults import CANCEL_TOKEN, Stopped, first_error_stays, result_of
-from trinity_core.runtime.heartbeat import answering, explorer_starts, starting, withdraw
+from trinity_core.runtime.faults import (
+    CANCEL_TOKEN,
+    Stopped,
+    answering,
+    explorer_starts,
+    first_error_stays,
+    result_of,
+    starting,
+    withdraw,
+)
+from trinity_core.runtime.frontend import ActorWaits, ProgressReport
 from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
-from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, unlock_run
 from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.runtime.trainers import Trainers

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import engine_name
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import dtype_of
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions, memory_root

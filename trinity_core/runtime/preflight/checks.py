@@ -16,9 +16,9 @@ from typing import Any
 from trinity_core.addresses import holder_of, in_words, is_orphan
 from trinity_core.config import Config, notices, stages
 from trinity_core.config.findings import ConfigError, Finding, Report, Severity
-from trinity_core.config.number_formats import dtype_of
 from trinity_core.config.paths import explored_file, operator_input_file, output_root, uses_pipeline
 from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
+from trinity_core.config.training import dtype_of
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import TransientFault, TrinityError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, public_dict, stages
-from trinity_core.config.number_formats import DTYPE_BYTES
 from trinity_core.config.sync_schedule import SyncSchedule
+from trinity_core.config.training import DTYPE_BYTES
 from trinity_core.data.files import looks_local
 from trinity_core.errors import TrinityError
 from trinity_core.processes import cores, free_memory
