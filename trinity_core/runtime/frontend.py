@@ -1,4 +1,4 @@
-"""How the driver's steps are called and shown: here as plain functions, with progress by the actors' metrics in the log.
+"""How the driver's steps are called and shown: here as plain functions, with progress by the metrics in the log.
 
 `tasks.frontend` calls the same steps as Prefect tasks and subflows.
 """

@@ -47,39 +47,33 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 """How a path that exists may be written: as it is, absolute, from the current folder. Any of them names the same."""
 
 
-def made_from(config: Config) -> dict[str, dict[str, Any]]:
-    """`settings`, which decide what a run makes, and `inputs`, whose change makes it no other run: sync settings,
-    the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths in it; an
-    inner section is one setting, and `keys` has each key of it, with `USUAL` where it has the schema's default."""
-    sections, set_here = to_dict(config), without_defaults(config)
+def made_from(config: Config) -> dict[str, dict[str, list[str]]]:
+    """`settings`, which decide what a run makes, by key, and `inputs`, whose change makes it no other run: sync
+    settings, the contents of data files and plugins. Each is a name → its digests, one for each spelling of the paths
+    in it, and `USUAL` where a setting has the schema's default."""
+    sections = to_dict(config)
     outcome = {name: sections[name] for name in OUTCOME}
-    unusual = {name for name, _ in _entries(set_here)}
+    unusual = {name for name, _ in _entries(without_defaults(config))}
     return {
-        "settings": {name: _digests(value) for name, value in _entries(outcome, 2)},
-        "keys": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
-        "inputs": {name: _digests(value) for name, value in _entries({"synchronizer": sections["synchronizer"]})}
-        | {str(file): _contents(file) for file in _files(config)},
+        "settings": {name: _digests(value) + [USUAL] * (name not in unusual) for name, value in _entries(outcome)},
+        "inputs": {name: _digests(value) for name, value in _entries(sections["synchronizer"], "synchronizer")}
+        | {str(file): [_contents(file)] for file in _files(config)},
     }
 
 
-def differences(before: Any, now: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
-    """The names of a kind, `settings` or `inputs`, that have changed, and of settings the keys where `before` has them;
-    the kind itself if `before` lacks it."""
-    known = before.get(kind) if isinstance(before, dict) else None
-    if not isinstance(known, dict):
-        return [kind]
-    changed = _changed(known, now[kind])
-    if kind == "settings" and changed:
-        return _changed(before["keys"], now["keys"]) if "keys" in before else changed
-    return changed
+def differences(before: Any, now: Mapping[str, Mapping[str, list[str]]], kind: str) -> list[str]:
+    """The names of a kind, `settings` or `inputs`, whose digests all differ; files as they are called now, or were.
 
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names whose digests all differ; files are named as they are written now, or as they were.
+    The kind itself if `before` lacks it.
 
     A setting that has its default on both sides, or now and was not known before, is the same: nobody has changed it.
     """
-    known, present = ({_place(name): (name, _as_set(value)) for name, value in one.items()} for one in (before, now))
+    recorded = before.get(kind) if isinstance(before, dict) else None
+    if not isinstance(recorded, dict):
+        return [kind]
+    known, present = (
+        {_place(name): (name, set(digests)) for name, digests in one.items()} for one in (recorded, now[kind])
+    )
     pairs = [(known.get(place), present.get(place)) for place in known.keys() | present.keys()]
     differing = [new or old for old, new in pairs if not (old[1] if old else {USUAL}) & (new[1] if new else set())]
     return sorted(one[0] for one in differing if one is not None)
@@ -89,20 +83,15 @@ def _place(name: str) -> str:
     return os.path.realpath(name) if os.path.exists(name) else name  # noqa: PTH110 - Path.exists raises for long text
 
 
-def _as_set(value: str | Sequence[str]) -> set[str]:
-    """Digests as they are recorded: earlier versions record one."""
-    return {value} if isinstance(value, str) else set(value)
-
-
-def _entries(value: Any, depth: int = -1, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is `depth` levels within, or all the way, by dotted key."""
+def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values within, by dotted key."""
     inner = value if isinstance(value, dict) else {}
-    if depth < 0 and isinstance(value, list) and any(isinstance(item, dict) for item in value):
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         inner = {f"[{place}]": item for place, item in enumerate(value)}
-    if not inner or depth == 0:
+    if not inner:
         yield name, value
-    for key, item in inner.items() if depth else ():
-        yield from _entries(item, depth - 1, f"{name}{key}" if key[:1] == "[" or not name else f"{name}.{key}")
+    for key, item in inner.items():
+        yield from _entries(item, f"{name}{key}" if key[:1] == "[" or not name else f"{name}.{key}")
 
 
 def _digests(value: Any) -> list[str]:

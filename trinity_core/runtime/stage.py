@@ -75,7 +75,7 @@ class Stage:
     """The checkpoint that the run resumes from; 0 for a new run."""
     warnings: tuple[str, ...] = ()
     """What the user should know before the stage starts, such as settings without effect."""
-    made_from: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    made_from: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
     """`made_from` of the configuration as it was loaded: `config` has the sync method and the data that are used."""
 
 
