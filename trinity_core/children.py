@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -38,7 +37,7 @@ SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
 """Seconds. Once a time limit has passed, a worker that waited for a CPU gets at least the former per look."""
 
 KEPT_OUTPUT = 1 << 20
-"""Bytes of a worker's output from which on it is forgotten before the next call: a worker may live for days."""
+"""Bytes of output that are read, and from which on a worker's is forgotten before its next call."""
 
 _guardians: dict[int, str] = {}
 """Process → the variable of its children. A process that was forked has no guardian yet."""
@@ -134,24 +133,14 @@ class Child:
             guardian.kill_marked(self._variable)
 
     def output(self, characters: int, secrets: Sequence[str] = ()) -> str:
-        """The last characters that it has written, with `***` for each secret; "" if they are not kept.
-
-        No part of a secret is left where the first of these characters stands within one.
-        """
+        """The last characters that it has written, with `***` for each secret; "" if they are not kept."""
         if self._output is None:
             return ""
-        hidden = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
-        start = max(0, self.output_bytes() - characters)
-        before = min(start, max(map(len, hidden), default=0))
-        self._output.seek(start - before)
-        written = self._output.read()
-        if hidden:
-            pattern = re.compile(b"|".join(map(re.escape, hidden)))
-            cut = next(
-                (match.start() for match in pattern.finditer(written) if match.start() < before < match.end()), before
-            )
-            written, before = pattern.sub(b"***", written[cut:]), 0
-        return written[before:].decode(errors="replace").strip()
+        self._output.seek(max(0, self.output_bytes() - KEPT_OUTPUT))
+        text = self._output.read().decode(errors="replace")
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text[-characters:].strip()
 
     def output_bytes(self) -> int:
         """How much it has written, if that is kept."""

@@ -144,8 +144,6 @@ class Registry(dict[str, T]):
         module_name, _, attribute = path.rpartition(".")
         try:
             module = vars(importlib.import_module(module_name))
-        except ImportError as error:
-            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}", key=path) from error
         except (Exception, SystemExit) as error:  # a script may parse the arguments of `trinity` as its own
             raise TrinityError(
                 f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}", key=path
@@ -154,11 +152,6 @@ class Registry(dict[str, T]):
             raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'", key=path)
         part: T = module[attribute]
         return part
-
-
-def register(registry: Registry[T], name: str) -> Callable[[T], T]:
-    """`registry.register(name)`: `@register(ADVANTAGES, "mine")`."""
-    return registry.register(name)
 
 
 def registry_of(key: str) -> Registry[Any]:

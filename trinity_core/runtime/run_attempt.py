@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,11 +46,8 @@ def open_attempt(stage: Stage) -> RunAttempt:
     components = components_of(stage.config, stage.placement)
     with on_failure(lambda: withdraw(stage.config, sys.exception(), components)):
         cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
-        try:
+        with on_failure(partial(close_cluster, cluster)):
             stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
-        except BaseException:
-            close_cluster(cluster)
-            raise
         attempt = RunAttempt(stage, cluster).start()
     log.info(
         "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",

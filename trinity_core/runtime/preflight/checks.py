@@ -58,18 +58,6 @@ WRITER_BYTES = 256 << 20
 ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
 
 
-def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
-    """Problems that keep a run (a configuration without stages) from starting on this machine.
-
-    `is_first` is False for a stage that starts from the weights of the one before. If the run joins a Ray cluster
-    (`cluster.ray_address`), only its folder is checked: its nodes look at models, names and room (`unready_node`) once
-    they are reserved, and open data and ports.
-    """
-    yield from _errors(_opened(config, is_first, _encoder(config)))
-    if not config.cluster.ray_address:
-        yield from oversized(config)
-
-
 def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
     """Report problems that keep a run from starting, with the file and line of the setting. What else `trinity
     validate` says about the run goes into `remarks`, by its name."""
@@ -81,7 +69,9 @@ def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding
         findings += oversized(config)
     report.extend(_errors(findings))
     if remarks is not None and not report.problems:
-        findings += [*doubtful_template(config, encoder), *small_shared_memory(config)]
+        findings += doubtful_template(config, encoder)
+        if notice := shared_memory_notice(config):
+            findings.append(Finding("", None, "unavailable", notice, severity="notice"))
         remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
 
 
@@ -100,10 +90,15 @@ def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     return load_checked(path, overrides, check_opened)
 
 
-def require_ready(config: Config, is_first: bool = True) -> None:
-    """Raise ConfigError if something keeps the run from starting, `TransientFault` if all problems may go away on their
-    own."""
-    problems = list(unready(config, is_first))
+def require_ready(config: Config) -> None:
+    """Raise ConfigError if something keeps a run (a configuration without stages) from starting on this machine,
+    `TransientFault` if all problems may go away on their own.
+
+    If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: its nodes look at models, names
+    and room (`unready_node`) once they are reserved, and open data and ports.
+    """
+    oversize = () if config.cluster.ray_address else oversized(config)
+    problems = [*_errors(_opened(config, True, _encoder(config))), *oversize]
     if not problems:
         return
     if all(problem.code == "busy" for problem in problems):
@@ -370,12 +365,6 @@ def shared_memory_notice(config: Config) -> str:
         return ""
     (stage,) = plans_of(config)
     return shared_memory_shortage(stage, room_for(config.job_dir))
-
-
-def small_shared_memory(config: Config) -> Iterator[Finding]:
-    """`shared_memory_notice` as a finding."""
-    if notice := shared_memory_notice(config):
-        yield Finding("", None, "unavailable", notice, severity="notice")
 
 
 def shared_memory_shortage(stage: StagePlan, room: Room) -> str:
