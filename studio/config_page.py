@@ -12,8 +12,7 @@ import yaml
 from ruamel.yaml.error import YAMLError
 
 from studio.config_draft import CheckedDraft, ConfigDraft, by_field, by_section, checked, yaml_files
-from studio.dialogs import closed
-from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
+from studio.dialogs import closed, confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings

@@ -16,8 +16,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinySize, make_model
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.runtime.preflight.model_shape import ModelShape, adapter_parameters, shape_of
-from trinity_core.runtime.preflight.needs import Need, total
+from trinity_core.runtime.preflight.model_shape import ModelShape, Need, adapter_parameters, shape_of, total
 from trinity_core.runtime.preflight.resource_estimate import (
     cpu_engine_needs,
     gpu_engine_needs,

@@ -28,6 +28,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import long_prompts, unusable_data
+from trinity_core.runtime.preflight.model_shape import Need, least, size, total
 from trinity_core.runtime.preflight.models import (
     doubtful_template,
     missing_folders,
@@ -38,7 +39,6 @@ from trinity_core.runtime.preflight.models import (
     unfit_policy,
     unknown_parser,
 )
-from trinity_core.runtime.preflight.needs import Need, least, size, total
 from trinity_core.runtime.preflight.resource_estimate import (
     ENGINE,
     REWARDS,

@@ -31,12 +31,15 @@ from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import (
     ModelShape,
+    Need,
     adapter_parameters,
     base_bytes,
+    nonzero,
     shape_of,
+    size,
+    total,
     why_unknown,
 )
-from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints, stored_steps
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, shared_micro_batches, trainer_needs
 from trinity_core.store.run_store import is_own_file
