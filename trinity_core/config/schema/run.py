@@ -179,12 +179,6 @@ class Config(Section):
         config._of_stage = of_stage or {}
         return config
 
-    def noting(self, notices: Iterable[Finding]) -> Config:
-        """A copy with further notices."""
-        config = self.model_copy()
-        config._notices = (*self._notices, *notices)
-        return config
-
     @property
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
