@@ -1,6 +1,6 @@
-"""Where the processes of a run meet, and where `trinity up` serves pages.
+"""Addresses and ports through which the processes of a run meet, and the pages of `trinity up`.
 
-A machine that is alone uses the loopback interface only.
+A single machine uses the loopback interface only.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ import psutil
 from trinity_core.files import read_json
 
 BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
-"""The variables by which OpenAI's own clients find an endpoint and its key."""
+"""The variables that OpenAI's own clients read."""
 LOOPBACK = "127.0.0.1"
 STUDIO_PORT = 4220
-"""Where Studio is served unless another port is chosen."""
 WITHOUT_RUN = frozenset({"raylet", "systemd", "init", "tini", "dumb-init"})
-"""Names of processes above an actor whose run has gone."""
+"""Names of an actor's ancestor processes when its run has gone."""
 
 
 LONGEST_SOCKET = 107
-"""Bytes of a socket's path, at most (Linux's unix(7))."""
+"""Maximum length of a Unix socket's path in bytes (Linux's unix(7))."""
 
 
 def short_folder(folder: str, below: int) -> str:
-    """`folder`, or /tmp where a socket whose name in it has `below` bytes would have too long a path, as in the
-    temporary folders of a cluster's jobs."""
+    """Return `folder`, or /tmp if a socket name of `below` bytes would make the path in `folder` too long, as in the
+    temporary folders of cluster jobs."""
     return folder if len(os.fsencode(folder)) + 1 + below <= LONGEST_SOCKET else "/tmp"  # noqa: S108 - the last resort
 
 
 def own_address() -> str:
-    """As Ray knows this machine, in an actor; by its host name otherwise."""
+    """Return this machine's address: in an actor the one that Ray uses, otherwise the one of its host name."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return str(ray.util.get_node_ip_address())
@@ -49,7 +48,7 @@ def own_address() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of this machine's network interface with an address, such as `eth0`; None if none has it."""
+    """Return the name of the network interface with this address, such as `eth0`, or None."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
             return name
@@ -57,11 +56,11 @@ def interface_of(address: str) -> str | None:
 
 
 def reserve_port(address: str = LOOPBACK) -> socket.socket:
-    """A socket that holds a free port of that interface: `getsockname()` is the address and the port.
+    """Return a socket bound to a free port of that interface; `getsockname()` gives address and port.
 
-    As long as it is open, the system gives the port to no process that asks for any free one, and a server that sets
-    SO_REUSEADDR (as those of asyncio, uvicorn, torch, vLLM and Ray do) can listen there. A port that is only looked up
-    may be taken by another process before its server binds it.
+    While the socket is open, the system assigns the port to no other process, but a server that sets SO_REUSEADDR
+    (asyncio, uvicorn, torch, vLLM and Ray do) can listen on it. A port that is only looked up may be taken by another
+    process before its server binds it.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,7 +69,8 @@ def reserve_port(address: str = LOOPBACK) -> socket.socket:
 
 
 def holder_of(port: int) -> psutil.Process | None:
-    """The process of this machine that listens at a port; None if there is none, or it is not ours to see."""
+    """Return the process that listens on a port of this machine; None if there is none or it is not visible to this
+    user."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
             with suppress(psutil.NoSuchProcess):
@@ -79,7 +79,7 @@ def holder_of(port: int) -> psutil.Process | None:
 
 
 def in_words(process: psutil.Process | None) -> str:
-    """Which process it is, for messages."""
+    """Describe a process in messages."""
     if process is None:
         return "a process that cannot be seen from here"
     with suppress(psutil.Error):
@@ -89,7 +89,7 @@ def in_words(process: psutil.Process | None) -> str:
 
 
 def is_orphan(process: psutil.Process) -> bool:
-    """Whether it is an actor of a run that was killed: Ray's own processes end it within a minute."""
+    """True for an actor whose run was killed; Ray's own processes end it within a minute."""
     try:
         above = [parent.name() for parent in process.parents() if parent.pid != 1]
         return process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and set(above) <= WITHOUT_RUN
@@ -98,7 +98,7 @@ def is_orphan(process: psutil.Process) -> bool:
 
 
 ROLLOUTS = "/rollouts"
-"""Where Studio serves the page of sampled rollouts, below its own address."""
+"""Path of the page of sampled rollouts in Studio."""
 
 
 def page_note(checkpoint_root_dir: Path, page: str) -> Path:
@@ -107,19 +107,19 @@ def page_note(checkpoint_root_dir: Path, page: str) -> Path:
 
 
 def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
-    """What the note says; empty while the page is not served."""
+    """Return the content of a page's file; empty while the page is not served."""
     return read_json(page_note(checkpoint_root_dir, page)) or {}
 
 
 def mlflow_address(checkpoint_root_dir: Path, uri: str) -> str:
-    """Where `trinity up` serves the MLflow store `uri`; empty while it serves none, or another."""
+    """Return the address where `trinity up` serves the MLflow store `uri`, or ""."""
     note = read_page_note(checkpoint_root_dir, "mlflow")
     return str(note["url"]) if note.get("uri") == uri else ""
 
 
 def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
-    """Markdown: the page and the rollouts of a run, `project/name`, in Studio; while that is not served, the page by
-    its usual address, and commands."""
+    """Return Markdown links to a run (`project/name`) and its rollouts in Studio. While Studio is not served, they give
+    its usual address and commands instead."""
     served = read_page_note(checkpoint_root_dir, "studio").get("url")
     studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
     page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
@@ -130,7 +130,7 @@ def studio_links(checkpoint_root_dir: Path, run: str) -> list[str]:
 
 
 def rollouts_page(run: str, other: str = "", token: str = "") -> str:
-    """The path of a run's sampled rollouts in Studio, next to those of `other` if given (`project/name`)."""
+    """Return the path of a run's sampled rollouts in Studio, next to those of `other` (`project/name`) if given."""
     query = f"?{urlencode({'token': token})}" if token else ""
     compared = {"tab": "samples", "other": other} if other else {}
     return f"{ROLLOUTS}/{query}#{urlencode({'run': run} | compared)}"

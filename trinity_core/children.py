@@ -1,8 +1,8 @@
-"""Child processes. A `Child` is any command, a `Worker` an object in a separate process that answers calls.
+"""Child processes. A `Child` runs any command; a `Worker` is an object in a separate process that serves calls.
 
-Each is killed with all that it started, daemons included, and none outlives this process, even one that is killed, by
-more than a few seconds: `guardian.py` sees to it. Both rest on a variable in the environment of every child, which
-its own children inherit.
+Each is killed with all processes it started, daemons included, and none outlives this process by more than a few
+seconds, even if this process is killed: `guardian.py` takes care of that. Both find descendants by a variable in the
+environment of every child, which its own children inherit.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from trinity_core import child_server, guardian
 from trinity_core.processes import die_with_parent, run_queue_seconds, waits_for_cpu
 
 START_SECONDS = 120.0
-"""To import a worker's packages and make its object: 1 to 3 s on quiet cores, far longer on busy ones."""
+"""Limit for importing a worker's packages and creating its object: 1 to 3 s on idle cores, far longer on busy ones."""
 END_SECONDS = 10.0
-"""Time for a child that was killed to be gone."""
+"""Limit for a killed child to disappear."""
 SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
-"""Seconds. Once a time limit has passed, a worker that waited for a CPU gets at least the former per look."""
+"""Seconds between polls. A worker that waited for a CPU gets at least the shortest poll after its time limit."""
 
 KEPT_OUTPUT = 1 << 20
-"""Bytes of output that are read, and from which on a worker's is forgotten before its next call."""
+"""Bytes of output that are read, and above which it is discarded before the next call: a worker may live for days."""
 
 _guardians: dict[int, str] = {}
-"""Process → the variable of its children. A process that was forked has no guardian yet."""
+"""Process id → variable in the environment of its children. A forked process has no guardian yet."""
 _lock = threading.Lock()
 
 
 def ending(returncode: int | None) -> str:
-    """How a process ended: its exit code, or the signal that ended it."""
+    """Describe how a process ended: its exit code, or the signal that ended it."""
     if returncode is None or returncode >= 0:
         return f"exit code {returncode}"
     names = {member.value: member.name for member in signal.Signals}
@@ -53,25 +53,25 @@ def ending(returncode: int | None) -> str:
 
 
 class NoAnswer(Exception):
-    """A worker has died or did not answer in time; it has been killed. Another one may do better.
+    """A worker died or did not answer in time, and was killed. A new worker may succeed.
 
-    The text lacks its subject, the worker: "took longer than 3 s".
+    The message lacks its subject, the worker: "took longer than 3 s".
     """
 
     def __init__(self, reason: str, died: bool) -> None:
         super().__init__(reason)
         self.died = died
-        """The process ended on its own; False: it took too long."""
+        """True if the process ended on its own, False if it took too long."""
 
 
 class CallFailed(Exception):
-    """What was called in a worker raised an exception; the worker keeps running."""
+    """A method called in a worker raised an exception; the worker keeps running."""
 
     def __init__(self, reply: Mapping[str, Any]) -> None:
         self.kinds: Sequence[str] = reply["kinds"]
-        """Names of the exception's class and of its bases."""
+        """Names of the exception's class and its bases."""
         self.key: str = reply["key"]
-        """A TrinityError's."""
+        """The key of a TrinityError."""
         self.missing: str | None = reply["missing"]
         """The module that could not be imported."""
         text = str(reply["error"])
@@ -79,15 +79,14 @@ class CallFailed(Exception):
 
     @property
     def is_for_users(self) -> bool:
-        """True for a TrinityError."""
         return "TrinityError" in self.kinds
 
 
 class Child:
-    """A command as a process with its own session.
+    """A command that runs as a process in its own session.
 
-    `environment`: all its variables, by default ours. `descriptors` are passed on. With `keep_output`, its standard
-    output and error go to a file that `output` reads. Raises OSError if the command does not start.
+    `environment` replaces ours. `descriptors` are passed on. With `keep_output`, stdout and stderr go to a file that
+    `output` reads. Raises OSError if the command does not start.
     """
 
     def __init__(
@@ -118,13 +117,12 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """True until the process ends."""
         return self.process.poll() is None
 
     def kill(self, daemons: bool = True) -> None:
-        """Kill the process and all that it started; raises TimeoutExpired if it is not gone then.
+        """Kill the process and all that it started. Raises TimeoutExpired if the process is not gone in time.
 
-        `daemons`: also those that left its session, for which all processes of this machine are looked at.
+        `daemons`: also kill descendants that left its session, which takes a scan of all processes of this machine.
         """
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -133,7 +131,7 @@ class Child:
             guardian.kill_marked(self._variable)
 
     def output(self, characters: int, secrets: Sequence[str] = ()) -> str:
-        """The last characters that it has written, with `***` for each secret; "" if they are not kept."""
+        """Return the last `characters` of its output, with `***` for each secret; "" if output is not kept."""
         if self._output is None:
             return ""
         self._output.seek(max(0, self.output_bytes() - KEPT_OUTPUT))
@@ -143,14 +141,14 @@ class Child:
         return text[-characters:].strip()
 
     def output_bytes(self) -> int:
-        """How much it has written, if that is kept."""
+        """Return the size of the kept output."""
         return self._output.seek(0, os.SEEK_END) if self._output else 0
 
 
 class Worker(Child):
-    """An object of a class in a separate process. It belongs to one thread at a time; `make` comes first.
+    """An object in a separate process. Use it from one thread at a time; call `make` first.
 
-    `target` names the class as `package.module:Class` or `file.py:Class`. With another `python` than ours the class
+    `target` names the class as `package.module:Class` or `file.py:Class`. With a `python` other than ours the class
     must not need this project. `most_bytes` limits a reply.
     """
 
@@ -174,22 +172,23 @@ class Worker(Child):
     def make(
         self, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None, seconds: float = START_SECONDS
     ) -> None:
-        """Make the object, again if it has other arguments; those of `optional` count as far as its class takes them.
+        """Create the object, or create it again if the arguments differ. Only those of `optional` that its class takes
+        are used.
 
-        Raises NoAnswer, and CallFailed with what the class or its import raises.
+        Raises NoAnswer, and CallFailed if the class or its import raises.
         """
         self._ask("", (dict(arguments), dict(optional or {})), seconds)
 
     def call(self, method: str, *arguments: Any, seconds: float = float("inf")) -> Any:
-        """What a method of the object returns, JSON or bytes, within `seconds`, not counting its waits for a CPU.
+        """Call a method and return its result (JSON or bytes) within `seconds`, not counting its waits for a CPU.
 
-        Arguments are pickled. Raises NoAnswer, and CallFailed with what the method raises.
+        Arguments are pickled. Raises NoAnswer, and CallFailed if the method raises.
         """
         return self._ask(method, arguments, seconds)
 
     def _ask(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
         if self._output is not None and self.output_bytes() > KEPT_OUTPUT:
-            self._output.seek(0)  # for the worker too: it has the same place in the file
+            self._output.seek(0)  # the worker shares this file offset
             self._output.truncate()
         try:
             self._connection.send((method, arguments))
@@ -198,7 +197,7 @@ class Worker(Child):
             if reply.get("bytes"):
                 return self._connection.recv_bytes()
         except (EOFError, ConnectionError, ProcessLookupError):
-            with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
+            with suppress(subprocess.TimeoutExpired):  # it may have closed its end and still run
                 self.process.wait(END_SECONDS)
             code = self.process.poll()
             self.kill()
@@ -212,9 +211,9 @@ class Worker(Child):
         return reply["result"]
 
     def _wait(self, seconds: float) -> None:
-        """Wait for a reply. Raises NoAnswer, and the process is gone, if there is none in time; EOFError if it ends.
+        """Wait for a reply. On a timeout the process is killed and NoAnswer raised; EOFError if the process ends.
 
-        The process is watched too: where it forked, its child holds the connection open.
+        The process itself is watched too, because a forked child would keep the connection open.
         """
         pid = self.process.pid
         began, waited = time.monotonic(), run_queue_seconds(pid)
@@ -228,7 +227,7 @@ class Worker(Child):
                     raise EOFError
                 if not waits_for_cpu(pid):  # else the wait is counted when it is over
                     left = seconds - (time.monotonic() - began) + run_queue_seconds(pid) - waited
-        except psutil.NoSuchProcess:  # another thread has killed it
+        except psutil.NoSuchProcess:  # killed by another thread
             raise EOFError from None
         finally:
             os.close(ended)
@@ -244,10 +243,10 @@ def start_detached(
     outlive_us: bool = True,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in its own session; its output is appended to `log`. Raises OSError.
+    """Start a command in its own session, with its output appended to `log`. Raises OSError.
 
-    It outlives this process, or else gets SIGTERM when this process ends. `environment`: all its variables, by default
-    ours. `descriptors` are passed on.
+    It outlives this process, or else gets SIGTERM when this process ends. `environment` replaces ours. `descriptors`
+    are passed on.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -264,7 +263,7 @@ def start_detached(
 
 
 def _guarded() -> str:
-    """The variable of this process's children, whose guardian has been started."""
+    """Return the variable that marks this process's children. Starts their guardian first if needed."""
     own = os.getpid()
     with _lock:
         if own not in _guardians:

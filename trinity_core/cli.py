@@ -1,4 +1,4 @@
-"""`trinity`: the commands that need no flow. `flows.cli` adds those that run one and is the console script.
+"""`trinity`: the commands that run no flow. `flows.cli` adds those that do and is the console script.
 
 Nothing heavy is imported before a command runs, so that `trinity --help` answers at once. Errors meant for users are
 printed without a traceback; the exit code is then 1.
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 BEFORE, RESULTS, OTHER = "Before a run", "Results", "Other"
-"""Under these headings `trinity --help` lists commands that run nothing, after those that do."""
+"""Headings of `trinity --help`, listed below the commands that start a run."""
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="YAML file of the run.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.key=value.", show_default=False)]
@@ -45,7 +45,7 @@ StoreUrl = Annotated[str | None, typer.Option(help="URL of the store, as postgre
 
 
 def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
-    """The overrides, with `--plugin-dir` as one more."""
+    """Return the overrides with `--plugin-dir` added."""
     added = [f"plugin_dir={plugin_dir.absolute()}"] if plugin_dir else []
     return [*(overrides or []), *added]
 
@@ -438,7 +438,6 @@ def _queue(config: Path, overrides: list[str] | None, taskset: str | None) -> Ta
 
 
 def main() -> None:
-    """The commands of this module alone."""
     run_app(app)
 
 

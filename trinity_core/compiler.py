@@ -1,4 +1,4 @@
-"""Checks before a compilation that torch can compile on the CPU, and recovers from a killed compiler."""
+"""Checks that torch can compile on the CPU, and cleans up after a killed compiler."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HEADER_BYTES = 64
 
 
 def prepare_to_compile(setting: str, otherwise: str) -> None:
-    """Raise `TrinityError` without a C++ compiler (`setting` needs one); else remove what a killed one has left."""
+    """Check for a C++ compiler as `require_compiler` does, and remove the incomplete libraries of a killed one."""
     require_compiler(setting, otherwise)
     for cache in caches():
         remove_cut_off_libraries(cache)
 
 
 def caches() -> list[Path]:
-    """The folders where torch keeps compiled code: its own, and those that vLLM gives it."""
+    """Return the folders where torch caches compiled code: its own, and those that vLLM uses."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     vllm = Path(os.environ.get("VLLM_CACHE_ROOT") or "~/.cache/vllm").expanduser()
@@ -31,7 +31,8 @@ def caches() -> list[Path]:
 
 
 def require_compiler(setting: str, otherwise: str) -> None:
-    """Raise `TrinityError` without a C++ compiler. `setting` is the setting that needs one."""
+    """Raise TrinityError if there is no C++ compiler. `setting` is the setting that needs one; `otherwise` the
+    alternative."""
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(name and shutil.which(name) for name in compilers):
         raise TrinityError(
@@ -41,10 +42,11 @@ def require_compiler(setting: str, otherwise: str) -> None:
 
 
 def remove_cut_off_libraries(cache: Path) -> list[Path]:
-    """Remove what a compiler that was killed has left in torch's cache of compiled code; what was removed.
+    """Remove incomplete libraries that a killed compiler left in torch's cache, and return them.
 
-    torch takes a file that is there for whole, so each later compilation of the same code would end in "file too
-    short". A file that is being written stays: who writes `<key>.main.so` holds the lock `locks/<key>.lock`.
+    torch assumes that an existing file is complete, so each later compilation of the same code would fail with "file
+    too short". Files that are still being written stay: the writer of `<key>.main.so` holds the lock
+    `locks/<key>.lock`.
     """
     import filelock
 
@@ -66,10 +68,10 @@ def remove_cut_off_libraries(cache: Path) -> list[Path]:
 
 
 def is_whole_library(path: Path) -> bool:
-    """Whether an ELF library or object has all its bytes: it ends with the table of its sections. True if it is gone.
+    """True if an ELF library or object is complete, that is, reaches to the end of its section table. True if it is
+    gone.
 
-    By the ELF specification the 64-bit header has the table's offset at byte 40, the size and the number of its
-    entries at bytes 58 and 60.
+    In a 64-bit ELF header, byte 40 holds the table's offset, bytes 58 and 60 the size and number of its entries.
     """
     try:
         with path.open("rb") as opened:

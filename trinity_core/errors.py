@@ -1,4 +1,4 @@
-"""The errors a user is meant to read: one clear sentence on what is wrong, one on what to do, and what was meant."""
+"""Errors for users: one sentence on what is wrong, one on what to do, and the closest known name for a typo."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 
 
 class TrinityError(Exception):
-    """What is wrong and what to do about it. Never retried: the same run would fail the same way.
+    """An error for users, with what to do about it. Never retried: the same run would fail the same way.
 
-    A message names the key, file, line or actor concerned. It survives pickling, so Ray and Prefect pass it on whole.
+    A message names the key, file, line or actor concerned. The error survives pickling, so Ray and Prefect pass it on
+    intact.
     """
 
     def __init__(self, *args: object, key: str = "") -> None:
-        """`key`: the configuration key, argument, column, tensor, name or file at fault, for programs to read."""
+        """`key`: the configuration key, argument, column, tensor, name or file at fault, for programs."""
         super().__init__(*args)
         self.key = key
 
 
 class DataError(TrinityError):
-    """A data set, a row of it or a checkpoint cannot be used as it is."""
+    """A data set, one of its rows or a checkpoint cannot be used."""
 
 
 class InputError(TrinityError, ValueError):
-    """An argument cannot be used: a missing or misshapen tensor, a NaN, an unknown name."""
+    """An invalid argument: a missing or misshapen tensor, a NaN, an unknown name."""
 
 
 class RewardError(TrinityError):
-    """A reward function gives what no reward may be, such as an accuracy of -1. No row is at fault."""
+    """A reward function returned an invalid reward, such as an accuracy of -1. No row is at fault."""
 
 
 class WeightSyncError(TrinityError):
@@ -36,24 +37,24 @@ class WeightSyncError(TrinityError):
 
 
 class EndpointError(TrinityError):
-    """An external endpoint refuses every request: a wrong key, an unknown model."""
+    """An external endpoint refuses every request: wrong key, unknown model."""
 
 
 class ModelError(TrinityError):
-    """A model cannot be asked at all: no address, no key, no engine that starts. No question or row is at fault."""
+    """A model cannot be called at all: no address, no key, no engine that starts. No question or row is at fault."""
 
 
 class Unanswered(TrinityError):
-    """An external endpoint did not answer one request, for good. The answer is missing, not wrong."""
+    """An external endpoint never answered a request. The answer is missing, not wrong."""
 
 
 class TransientFault(Exception):
-    """Something outside the run's own doing broke (a dead actor, a lost node, a time-out): worth a retry."""
+    """A failure outside the run's control, worth a retry: a dead actor, a lost node, a time-out."""
 
 
 @contextmanager
 def on_failure(undo: Callable[[], object]) -> Iterator[None]:
-    """Call `undo` if the block raises anything, a cancellation or SystemExit included, and re-raise it."""
+    """Call `undo` if the block raises anything, including cancellation and SystemExit, and re-raise it."""
     try:
         yield
     except BaseException:
@@ -62,14 +63,14 @@ def on_failure(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def faults_text(faults: Iterable[Mapping[str, Any]]) -> str:
-    """pydantic's errors (`ValidationError.errors()`) in one line: `field.name: what is wrong; …`."""
+    """Format pydantic's errors (`ValidationError.errors()`) in one line: `field.name: what is wrong; …`."""
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults)
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The known word that this one may be a typo of, or an empty string.
+    """Return the known word that `word` may be a typo of, or "".
 
-    One edit for every four letters is allowed, one in shorter words, none in those of fewer than three letters.
+    Allows one edit per four letters, one in shorter words, none below three letters.
     """
     near = []
     for other in known:
@@ -80,7 +81,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def distance(one: str, other: str) -> int:
-    """Letters to add, drop, replace or swap with the next one to make `other` of `one` (optimal string alignment)."""
+    """Edit distance with swaps of adjacent letters (optimal string alignment)."""
     before, last = [0] * (len(other) + 1), list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
         row = [i]

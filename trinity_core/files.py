@@ -1,4 +1,4 @@
-"""Paths as users write them, and files that a reader, or the next start after a power cut, sees whole or not at all."""
+"""Paths as users write them, and atomic file writes: a reader, even after a power cut, sees a whole file or none."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from trinity_core.waits import retry
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-"""Mark in the name of everything half written, `.<name>.tmp-<unique>`; nothing that is read ever has it."""
+"""Marks names of unfinished files, `.<name>.tmp-<unique>`. Readers ignore them."""
 
 ROOM_SECONDS, ROOM_PAUSE = 1200.0, 1.0
-"""Time for a person to free space on a full disk, which is less than others wait for the process that writes
-(`max_read_timeout`); and between two attempts to write."""
+"""Time to wait for a person to free space on a full disk, and between two attempts to write. Other processes wait
+longer for the one that writes (`max_read_timeout`)."""
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
-"""Parts of the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
+"""Messages of libraries that meet a full disk: safetensors, SQLite, torch (the last two)."""
 
 CHANGING_FOLDERS = threading.Lock()
-"""Held by a thread that renames or removes a `global_step_N`: versions are published to folders that checkpoints, which
-another thread names, take over."""
+"""Held by a thread that renames or removes a `global_step_N`: checkpoint saving, in another thread, takes over folders
+to which versions are published."""
 
 T = TypeVar("T")
 
@@ -48,23 +48,22 @@ _REASONS = {
     errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
 ANOTHER_ROOT = "choose another checkpoint_root_dir"
-"""What a user can do where a run's folder cannot be made usable."""
+"""Advice when a run's folder cannot be made usable."""
 NETWORKED = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
     "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "wekafs",
     "alluxio-fuse", "blobfuse", "blobfuse2", "curlftpfs", "davfs", "gcsfuse", "goofys", "juicefs", "mount-s3",
     "mountpoint-s3", "rclone", "s3fs", "sshfs",
 }  # fmt: skip
-"""File systems that other machines may write to (FUSE's without the prefix `fuse.`).
-
-SQLite's locks and its shared index hold on a local file system only."""
+"""File systems that other machines may write to (FUSE types without the prefix `fuse.`). SQLite's locks and its shared
+index need a local file system."""
 
 
 @contextmanager
 def clear_errors(doing: str, path: Path, instead: str = ANOTHER_ROOT) -> Iterator[None]:
-    """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do.
+    """Turn OS errors (disk full, permission, quota) into a `TrinityError` that says what to do.
 
-    `instead` is what the user can do if the place cannot be made usable.
+    `instead` is the alternative to making the place usable.
     """
     try:
         yield
@@ -80,10 +79,10 @@ def clear_errors(doing: str, path: Path, instead: str = ANOTHER_ROOT) -> Iterato
 
 
 def when_room(write: Callable[[], T], target: Path | str) -> T:
-    """What `write` returns, called again as long as the disk that it writes to is full, at most `ROOM_SECONDS`.
+    """Call `write` until its disk has room, for at most `ROOM_SECONDS`, and return its result.
 
-    `write` must be repeatable; `target` is what it writes to, for people. A `write` that has itself waited for room in
-    vain is not called again.
+    `write` must be repeatable; `target` names what it writes to in log messages. A `write` that has itself waited for
+    room in vain is not repeated.
     """
     began = time.monotonic()
 
@@ -94,7 +93,7 @@ def when_room(write: Callable[[], T], target: Path | str) -> T:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """True if an error, or the one that it comes from, says that a disk or quota is full."""
+    """True if an error or its cause says that a disk or quota is full."""
     if error is None:
         return False
     code = error.errno if isinstance(error, OSError) else None
@@ -102,17 +101,17 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def cache_folder() -> Path:
-    """What later runs of this user may use again: `trinity-flows` below $XDG_CACHE_HOME or ~/.cache."""
+    """The cache shared by this user's runs: `trinity-flows` in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "trinity-flows"
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A new name next to `path` that marks what is half written."""
+    """Return a unique name next to `path` for an unfinished file."""
     return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
+    """Flush a file, or a folder's directory entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -127,9 +126,10 @@ def file_digest(path: Path) -> str:
 
 
 def write_atomically(path: Path, data: bytes, durable: bool = True, mode: int = 0o666) -> None:
-    """Replace `path` by `data` in one step; `durable` flushes it first, so that a power cut leaves old or new.
+    """Replace the content of `path` in one step. `durable` flushes first, so that a power cut leaves old or new
+    content.
 
-    `mode` says who may read and write it, as far as the process's umask lets them. Waits for room on a full disk.
+    `mode` gives the permissions, subject to the umask. Waits for room on a full disk.
     """
     when_room(lambda: _write_whole(path, data, durable, mode), path)
 
@@ -151,12 +151,11 @@ def _write_whole(path: Path, data: bytes, durable: bool, mode: int) -> None:
 
 
 def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) -> None:
-    """`write_atomically` for JSON."""
     write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable, mode)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if the file is missing or, with a warning, damaged."""
+    """Read the JSON object in a file; None if the file is missing or, with a warning, damaged."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -170,9 +169,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def from_record(cls: type[T], values: Mapping[str, Any], source: Path | str) -> T:
-    """The dataclass `cls` of the values that `source` holds, a file or another place that people know.
+    """Create the dataclass `cls` from values read from `source`, a file or another place that users know.
 
-    Raises DataError if it has no field for one of them: a newer release wrote that.
+    Raises DataError for an unknown field, which a newer release wrote.
     """
     try:
         return cls(**values)
@@ -187,8 +186,7 @@ def from_record(cls: type[T], values: Mapping[str, Any], source: Path | str) -> 
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder so that no reader sees half of it: it first takes a temporary name. Missing is fine, and so is
-    what another process deletes within it meanwhile."""
+    """Delete a folder by renaming it first, so that no reader sees half of it. Missing files are ignored."""
 
     def ignore_missing(_function: Any, _path: str, error: Any) -> None:
         if not isinstance(error[1], FileNotFoundError):
@@ -204,9 +202,9 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> list[Path]:
-    """Delete what a killed writer of files called `name` left half written in `folder`; return what went.
+    """Delete unfinished files called `name` in `folder`, and return them.
 
-    Only for the one writer of those files: another's unfinished work looks the same.
+    Only for the sole writer of those files: another writer's unfinished work looks the same.
     """
     gone = list(folder.glob(f".{name}{TEMPORARY}*")) if folder.is_dir() else []
     for path in gone:
@@ -218,19 +216,19 @@ def remove_leftovers(folder: Path, name: str = "*") -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` as the user's home. `~name` of an unknown user stays as it is: a folder of that name."""
+    """Expand `~`. `~name` of an unknown user stays as it is: a folder of that name."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def project_files() -> Path:
-    """The folder that holds `configs/`, `docs/` and `prefect.yaml`: a clone's top, or their place in a wheel."""
+    """The folder with `configs/`, `docs/` and `prefect.yaml`: the repository root, or its copy in a wheel."""
     top = Path(__file__).parent.parent
     packaged = top / "flows" / "project"
     return packaged if packaged.exists() else top
 
 
 def networked(path: Path) -> str:
-    """The type of the network file system that `path` lies on, or will lie on; empty if its file system is local."""
+    """Return the type of the network file system that holds `path`, which need not exist; "" for a local one."""
     import psutil
 
     mounts = ((disk.mountpoint, disk.fstype) for disk in psutil.disk_partitions(all=True))
@@ -239,7 +237,7 @@ def networked(path: Path) -> str:
 
 
 def type_at(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str:
-    """The type of the file system at an absolute path without links, given (mount point, type) in order of mounting."""
+    """Return the file system type at an absolute path without links, given (mount point, type) in order of mounting."""
     holding = [(len(PurePath(point).parts), kind) for point, kind in mounts if path.is_relative_to(point)]
     deepest = max((depth for depth, _ in holding), default=0)
     return next((kind for depth, kind in reversed(holding) if depth == deepest), "")

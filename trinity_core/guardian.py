@@ -1,9 +1,9 @@
-"""Ends the children of a process that has died. Run as a script by `children.py`, which names the process by
-a descriptor (`os.pidfd_open`) and its children by a variable that they have in their environment:
+"""Kills the children of a process that has died. `children.py` runs this file as a script, with a descriptor of the
+process (`os.pidfd_open`) and the variable that marks its children's environment:
 
-    python -I -S guardian.py DESCRIPTOR VARIABLE
+python -I -S guardian.py DESCRIPTOR VARIABLE
 
-It is no child of that process, so whoever kills a process with its children leaves it alone.
+The guardian is not a child of that process, so killing the process with its children does not reach it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_SECONDS = 3.0
-"""Time for children to close what they hold and end by themselves, once their parent asks no more."""
+"""Time for children to shut down by themselves after their parent's death."""
 ROUNDS = 50
-"""Looks for processes; each may have started others since the look before."""
+"""Maximum number of scans. Processes may start others between two scans."""
 
 
 def kill_marked(variable: str) -> None:
-    """Kill all processes with a variable in their environment, such as daemons, which leave their group."""
+    """Kill all processes with a variable in their environment, including daemons, which leave their process group."""
     entry = f"\0{variable}=".encode()
     for _ in range(ROUNDS):
         killed = False
         for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):  # another user's, or gone
+            with suppress(OSError):  # another user's process, or gone
                 if entry in b"\0" + path.read_bytes():
                     os.kill(int(path.parent.name), signal.SIGKILL)
                     killed = True
@@ -38,7 +38,6 @@ def kill_marked(variable: str) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the process, then end its children."""
     descriptor, variable = int(sys.argv[1]), sys.argv[2]
     if os.fork():
         os._exit(0)

@@ -29,44 +29,41 @@ from pathlib import Path
 STEP_NAME = re.compile(r"global_step_(\d+)")
 MANIFEST = "manifest.json"
 ABANDONED = "abandoned"
-"""Mark in the folder of a checkpoint that the run has gone back behind: it is never resumed from, whole or not."""
+"""Marks a checkpoint that the run went back behind. It is never resumed from, complete or not."""
 LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
 ADAPTER = "lora_adapter"
-"""The folder of a checkpoint's adapter, in that of its actor."""
+"""Folder of a checkpoint's LoRA adapter, inside the actor's folder."""
 LATEST_STATE_DICT = "latest_state_dict_iteration.txt"
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a folder's name says, or None."""
+    """Return the step in a folder's name, or None."""
     match = STEP_NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class JobLayout:
-    """Paths of one run; nothing is created or read here but by `create` and `steps`."""
+    """Paths of one run. Only `create` and `steps` touch the file system."""
 
     root: Path
 
     def create(self) -> JobLayout:
-        """Make the folders that every run has."""
         for folder in (self.root, self.buffer, self.log, self.monitor):
             folder.mkdir(parents=True, exist_ok=True)
         return self
 
     @property
     def buffer(self) -> Path:
-        """The experience store's folder."""
         return self.root / "buffer"
 
     @property
     def archive(self) -> Path:
-        """What was trained on, as JSON lines."""
+        """Experiences that were trained on, as JSON lines."""
         return self.buffer / "experience_buffer.jsonl"
 
     @property
     def log(self) -> Path:
-        """Log files of the actors."""
         return self.root / "log"
 
     @property
@@ -76,76 +73,69 @@ class JobLayout:
 
     @property
     def rejected_rows(self) -> Path:
-        """Rows of data sets that could not be used: a folder for each reader."""
+        """Unusable rows of data sets, in one folder per reader."""
         return self.root / "rejected_rows"
 
     @property
     def identity(self) -> Path:
-        """JSON of the run's identity."""
         return self.root / "run_identity.json"
 
     @property
     def gpu_lock(self) -> Path:
-        """Locked by the side that has the GPU, where explorer and trainer share one."""
+        """Locked by the side that uses the GPU, where explorer and trainer share one."""
         return self.root / ".gpu.lock"
 
     @property
     def stages(self) -> Path:
-        """JSON of a pipeline's stages: name -> the name of its run's folder, next to the pipeline's."""
+        """JSON of a pipeline's stages: name → name of the run's folder, next to the pipeline's."""
         return self.root / "stages.json"
 
     @property
     def scoring_seconds(self) -> Path:
-        """JSON of a pipeline: `before`, or a stage whose model was scored after it -> the seconds that took."""
+        """JSON of a pipeline: `before`, or a stage whose model was scored after it → seconds that the scoring took."""
         return self.root / "scoring_seconds.json"
 
     @property
     def explorer_meta(self) -> Path:
-        """JSON of the explorers' state."""
         return self.root / "explorer_meta.json"
 
     @property
     def beginning(self) -> Path:
-        """JSON of the model that the run began with."""
+        """JSON about the model that the run began with."""
         return self.root / "beginning.json"
 
     @property
     def trainer_meta(self) -> Path:
-        """JSON of the trainer's state."""
         return self.root / "trainer_meta.json"
 
     @property
     def latest_checkpoint(self) -> Path:
-        """Names the newest full checkpoint."""
+        """Holds the step of the newest full checkpoint."""
         return self.root / LATEST_CHECKPOINT
 
     @property
     def latest_state_dict(self) -> Path:
-        """Names the newest published weights."""
+        """Holds the version of the newest published weights."""
         return self.root / LATEST_STATE_DICT
 
     def step(self, step: int) -> Path:
-        """The checkpoint folder of `step`."""
         return self.root / f"global_step_{step}"
 
     def actor(self, step: int) -> Path:
-        """The policy's part of it."""
         return self.step(step) / "actor"
 
     def critic(self, step: int) -> Path:
-        """The critic's part of it."""
         return self.step(step) / "critic"
 
     def huggingface(self, step: int) -> Path:
-        """The policy in Hugging Face format."""
         return self.actor(step) / "huggingface"
 
     def adapter(self, step: int) -> Path:
-        """The policy's LoRA adapter as peft reads it, or before a conversion its configuration alone."""
+        """The policy's LoRA adapter in peft's format; before a conversion only its configuration."""
         return self.actor(step) / ADAPTER
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, ascending, whole or not."""
+        """Return the steps that have a folder, complete or not, in ascending order."""
         return sorted(step for step, _ in self._step_folders())
 
     def _step_folders(self) -> Iterator[tuple[int, Path]]:
@@ -155,5 +145,5 @@ class JobLayout:
 
 
 def shard_name(content: str, world_size: int, rank: int) -> str:
-    """File name of one rank's `content`: "model", "optim" or "extra_state"."""
+    """Return the file name of one rank's `content`: "model", "optim" or "extra_state"."""
     return f"{content}_world_size_{world_size}_rank_{rank}.pt"

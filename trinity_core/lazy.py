@@ -1,9 +1,9 @@
-"""Large libraries: `torch`, `aiohttp` and `httpx`, imported at the first use of an attribute; lean imports.
+"""`torch`, `aiohttp` and `httpx`, imported when one of their attributes is first used; and faster imports.
 
-The files of an algorithm's parts are imported wherever a configuration is checked, for the names and the arguments of
-the parts; torch takes seconds to import, and only those who compute need it. Likewise each command and process that
-scores answers imports operators and environments: the two libraries for HTTP were a fifth of its start. In these files
-the three may be used within functions and in annotations, but not while the file itself is imported.
+Every check of a configuration imports the files of the algorithms' parts for their names and arguments; torch takes
+seconds to import, and only computation needs it. Likewise each command and scoring process imports operators and
+environments, where the two HTTP libraries were a fifth of the start time. Files that import from here may use the three
+modules in functions and annotations, but not at import time.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ if TYPE_CHECKING:
 else:
 
     class LazyModule(ModuleType):
-        """Stands for a module; every attribute is the module's own at the time it is read."""
+        """A stand-in for a module that looks up each attribute in the module when it is read."""
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):  # asked for by tools that look at every module, such as inspect
+            if name.startswith("__"):  # asked for by tools that inspect every module, such as inspect
                 raise AttributeError(name)
             return getattr(importlib.import_module(self.__name__), name)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """As the module itself: Ray pickles a function of a script or notebook with the modules that it uses."""
+            """Pickle as the module itself: Ray pickles a function of a script or notebook with the modules it uses."""
             return importlib.import_module, (self.__name__,)
 
     torch, aiohttp, httpx = (LazyModule(name) for name in ("torch", "aiohttp", "httpx"))
 
 
 HIDDEN = ("scipy.signal", "mlflow")
-"""vLLM takes the one for sounds, DeepSpeed the other for its autotuner; both do without what cannot be imported.
-They cost an engine and a trainer worker a second or two of a core."""
+"""vLLM imports scipy.signal for audio, DeepSpeed imports mlflow for its autotuner; both work without. Each costs an
+engine or a trainer worker a second or two of CPU time."""
 
 
 OWN_ATTENTION = {"attn_implementation": None}
-"""An argument with which transformers chooses attention that this machine has for a model, whatever its `config.json`
-names, such as `flash_attention_2`, whose package may be missing here."""
+"""Makes transformers choose an attention implementation available here, whatever the model's `config.json` names: the
+package of `flash_attention_2`, say, may be missing."""
 
 COMPILER = ("torch._inductor.lowering",)
-"""vLLM imports it to change it, and does without; where nothing is compiled it costs a second of a core."""
+"""vLLM imports this module only to patch it, and works without. Where nothing is compiled, the import wastes a second
+of CPU time."""
 
 
 @contextmanager
 def lean_imports(*more: str) -> Iterator[None]:
-    """Import torch, transformers, vLLM or DeepSpeed within this block, and nothing that they do not need.
+    """Import torch, transformers, vLLM or DeepSpeed without dependencies that are not needed.
 
-    `more`: modules to hide besides `HIDDEN`, unless they are imported already.
+    `more`: modules to hide in addition to `HIDDEN`, unless they are already imported.
 
-    Garbage is not collected meanwhile: the imports of an engine make 780,000 objects that stay, and Python would walk
-    over all of them again and again (4 of 30 s of a core). `gc.freeze()` after them spares later collections that walk.
+    Garbage collection is off meanwhile: an engine's imports create 780,000 permanent objects, which Python would
+    traverse again and again (4 of 30 s of CPU time). `gc.freeze()` afterwards exempts them from later collections.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -76,10 +77,9 @@ def lean_imports(*more: str) -> Iterator[None]:
 def lean_transformers() -> None:
     """Keep transformers from importing scikit-learn and SciPy.
 
-    It uses the one for assisted generation alone (a ROC curve), the other for the losses of object detection, and
-    imports both with the first model. They cost each engine and trainer worker seconds of a core at start
-    (`python -X importtime -c "import transformers.modeling_utils"`). It must be called before anything imports the
-    models or the generation of transformers.
+    transformers needs them only for assisted generation (a ROC curve) and object detection losses, but imports both
+    with the first model. That costs each engine and trainer worker seconds of CPU time at start (`python -X importtime
+    -c "import transformers.modeling_utils"`). Call this before anything imports models or generation from transformers.
     """
     import transformers.utils
     import transformers.utils.import_utils

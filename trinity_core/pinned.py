@@ -1,4 +1,4 @@
-"""Copies from a GPU to the machine's memory: at full speed, and while the GPU computes."""
+"""Fast copies from GPU to host memory that overlap with computation."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from typing import Any
 from trinity_core.lazy import torch
 
 REFUSED = Event()
-"""CUDA has refused to pin memory in this process."""
+"""Set once CUDA has refused to pin memory in this process."""
 log = logging.getLogger(__name__)
 
 
 def pin(buffer: mmap.mmap) -> int:
-    """Register a mapping with CUDA, if this process uses it: a GPU then copies at full speed. Its address, or 0.
+    """Pin a mapping so that GPU copies run at full speed, if this process uses CUDA. Return its address, or 0.
 
-    Only memory that is reused is worth it: pinning takes as long as one copy. A mapping that is copy-on-write, such as
-    a reader's of a weight version, would get pages of its own. Once CUDA has refused, nothing more is pinned.
+    Only worthwhile for memory that is reused: pinning takes as long as one copy. Do not pin a copy-on-write mapping,
+    such as a reader's of a weight version: it would get its own pages. After CUDA has refused once, nothing more is
+    pinned.
     """
     if "torch" not in sys.modules or not torch.cuda.is_initialized() or REFUSED.is_set():
         return 0
     address = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
     error = torch.cuda.cudart().cudaHostRegister(address, len(buffer), 0)
-    if int(error) != 0:  # such as a limit on locked memory: the copy is slower, and right
+    if int(error) != 0:  # such as a limit on locked memory: the copy is slower but correct
         log.warning("shared memory cannot be pinned (CUDA error %d): copies from the GPU are slower", int(error))
         REFUSED.set()
-        with suppress(RuntimeError):  # the error stays this thread's last one until a kernel raises it
+        with suppress(
+            RuntimeError
+        ):  # clears the error, which would otherwise stay this thread's last one until a kernel raises it
             torch.ones(1, device="cuda")
         return 0
     return int(address)
 
 
 def unpin(address: int) -> None:
-    """Undo `pin`."""
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class CopyStream:
-    """Copies tensors of a device to the machine's memory while the device goes on.
+    """Copies tensors from a device to host memory while the device continues to compute.
 
-    A tensor may be changed or freed after `hold_device`, its copy be read after `copied().synchronize()`. On a CPU,
-    whose streams do nothing, and of a tensor that is in the machine's memory, a copy is made at once.
+    A tensor may be changed or freed after `hold_device`; its copy may be read after `copied().synchronize()`. On a CPU,
+    and for tensors already in host memory, copies are synchronous.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,17 +54,17 @@ class CopyStream:
         self._stream = self._device.Stream()
 
     def copy(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copy what `tensor` holds after all that the device has been given to do so far."""
+        """Copy the content that `tensor` has after all work queued on the device so far."""
         self._stream.wait_stream(self._device.current_stream())
         with self._device.stream(self._stream):
             target.copy_(tensor, non_blocking=True)
 
     def copied(self) -> Any:
-        """An event: all copies so far have been made. Other threads may wait for it."""
+        """Return an event that is done when all copies so far are. Other threads may wait for it."""
         event = torch.cuda.Event(blocking=True) if self._device is torch.cuda else self._device.Event()
         event.record(self._stream)
         return event
 
     def hold_device(self) -> None:
-        """Let the device do nothing further before the copies are made; the host does not wait."""
+        """Make the device wait until the copies are done. The host does not wait."""
         self._device.current_stream().wait_stream(self._stream)

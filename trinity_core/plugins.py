@@ -1,4 +1,4 @@
-"""A user's own modules: every Python file of a folder is imported, so that it can register its parts."""
+"""User modules: every Python file in a plugin folder is imported, so that it can register its parts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import expanded
 
 OURS = ("flows", "studio", "tasks", "trinity_core")
-"""Packages that are imported in addition to the plugins, in some processes."""
+"""Our packages, which plugins must not shadow: some processes import them after the plugins."""
 UPSTREAM = re.compile(r"^\s*(from|import)\s+trinity[. ]", re.MULTILINE)
-"""An import of Trinity-RFT's package."""
+"""Matches an import of Trinity-RFT's package."""
 
 
 def load_plugins(folder: str | Path | None) -> list[str]:
-    """Import every Python file of a folder in name order, so that it can register its parts; returns the module names.
+    """Import every Python file of a folder in name order, so that it can register its parts. Return the module names.
 
-    The folder also goes on `sys.path`, so that files can import each other. A second call for the same file does
-    nothing. Where files import `trinity`, and Trinity-RFT is not installed, `trinity_core.compat` answers, and always
-    in a checkout of Trinity-RFT, whose package's files are imported once a configuration names them. Raises
-    TrinityError where the folder is missing or a file cannot be imported.
+    The folder is added to `sys.path`, so that files can import each other. A second call for the same file does
+    nothing. If files import `trinity` and Trinity-RFT is not installed, `trinity_core.compat` takes its place. In a
+    checkout of Trinity-RFT it always does, and the package's files are imported when a configuration names them. Raises
+    TrinityError if the folder is missing or a file cannot be imported.
     """
     if folder is None:
         return []
@@ -38,8 +38,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
 
 
 def python_files(root: Path, *patterns: str) -> list[Path]:
-    """The Python files of a folder by name, without hidden ones, those of hidden folders (`.venv`) and of installed
-    packages, and without the links to nowhere that an editor keeps for an unsaved file."""
+    """Return a folder's Python files by name, without hidden files and folders (`.venv`), installed packages, and the
+    dangling links that editors keep for unsaved files."""
     files = {file for pattern in patterns for file in root.glob(pattern)}
     return sorted(file for file in files if not _is_foreign(file.relative_to(root)) and file.is_file())
 
@@ -49,12 +49,12 @@ def _is_foreign(file: Path) -> bool:
 
 
 def _is_upstream(root: Path) -> bool:
-    """True for a checkout of Trinity-RFT."""
     return (root / "trinity" / "common" / "workflows").is_dir()
 
 
 def _wants_upstream(root: Path) -> bool:
-    """True if files of the folder, or of folders in it, import a Trinity-RFT that is not installed, or it is one."""
+    """True for a checkout of Trinity-RFT, or if files in the folder or its subfolders import an uninstalled
+    Trinity-RFT."""
     if _is_upstream(root):
         return True
     files = python_files(root, "*.py", "*/*.py")
@@ -67,7 +67,7 @@ def _wants_upstream(root: Path) -> bool:
 
 
 def _load(file: Path) -> str:
-    """Import one file under its own name, which a dotted path can then use too."""
+    """Import one file under its own name, so that dotted paths can refer to it."""
     name = file.stem
     if name in OURS:
         raise TrinityError(

@@ -1,4 +1,4 @@
-"""Knowing and ending processes that were started here. A process that ends on its own meanwhile is no error."""
+"""Inspecting and ending processes. Processes that exit on their own in the meantime are ignored."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from trinity_core.waits import poll
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE_BYTES, KEPT_BYTES = 1 << 20, 32 << 20
-"""Allocations of so many bytes go back to the system when they are freed: within `freeing_at_once`; otherwise, which is
-where glibc's own limit ends up in a process that frees large ones."""
+"""Freed allocations of at least this size return to the system: `LARGE_BYTES` within `freeing_at_once`; `KEPT_BYTES`
+otherwise, which is where glibc's own limit settles in a process that frees large blocks."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STARTED = 19
-"""Place of the start in /proc/PID/stat, after the name in parentheses."""
+"""Index of the start time in /proc/PID/stat, counted after the name in parentheses."""
 LOOK_SECONDS = 0.02
-"""Longer than a tick of the clock (1 to 10 ms), at which the time of a running process is brought up to date."""
+"""Longer than a clock tick (1 to 10 ms), at which a running process's CPU time is updated."""
 
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""All control groups of this machine or container, and the names of this process's."""
+"""All control groups of this machine or container, and those of this process."""
 MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files with the limit and the usage of a control group's memory, and the page cache of it that the kernel reclaims
-first in `memory.stat`: version 2, version 1."""
+"""Files with a control group's memory limit and usage, and the key in `memory.stat` of the page cache that the kernel
+reclaims first: cgroup version 2, version 1."""
 CPU = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-"""Files with a control group's share of the cores, quota and period: version 2, version 1."""
+"""Files with a control group's CPU quota and period: cgroup version 2, version 1."""
 
 
 def control_groups(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Path]:
-    """The folders of the control groups that hold this process and may limit its `memory` or `cpu`.
+    """Return the folders of the control groups that contain this process and may limit its `memory` or `cpu`.
 
-    A container sees its own as the root; jobs of Slurm, systemd and Kubernetes are below it, and each one above them
-    limits them too.
+    A container sees its own group as the root. Jobs of Slurm, systemd and Kubernetes are nested below, and every
+    ancestor's limit applies too.
     """
     folders = []
     names = [line.split(":", 2) for line in own.read_text().splitlines()] if own.is_file() else []
@@ -56,13 +56,14 @@ def control_groups(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUP
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
-    """Bytes that all processes here may have together: the machine's memory, or the limit of a container or job."""
+    """Return the memory, in bytes, that processes here may use together: the machine's, or a container's or job's
+    limit."""
     texts = [_limit(group / limit) for group in control_groups("memory", root, own) for limit, _, _ in MEMORY]
     return min([int(psutil.virtual_memory().total), *(int(text) for text in texts if text)])
 
 
 def free_memory(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
-    """Bytes that processes here can still allocate, within the machine's memory and the limit of a container or job."""
+    """Return the bytes that processes here can still allocate, within the limit of a container or job."""
     free = int(psutil.virtual_memory().available)
     for group in control_groups("memory", root, own):
         for limit, usage, cached in MEMORY:
@@ -73,15 +74,15 @@ def free_memory(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open files as far as it may."""
+    """Raise this process's soft limit of open files to its hard limit."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with suppress(ValueError, OSError):  # a system may allow less than the limit says
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
-    """The cores that this process may use: those that it may run on, at most as many as its container or job has time
-    of."""
+    """Return the number of cores available to this process: its CPU affinity, limited by the quota of a container or
+    job."""
     limits = [len(os.sched_getaffinity(0))]
     for group in control_groups("cpu", root, own):
         for files in CPU:
@@ -94,7 +95,7 @@ def cores(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 @contextmanager
 def freeing_at_once() -> Iterator[None]:
-    """Memory that is freed in the block goes back to the system, where malloc keeps blocks of up to 32 MB for later.
+    """Return memory freed in the block to the system at once, where malloc would keep blocks of up to 32 MB.
 
     Does nothing without glibc.
     """
@@ -107,25 +108,25 @@ def freeing_at_once() -> Iterator[None]:
         yield
     finally:
         malloc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-        if "MALLOC_TRIM_THRESHOLD_" not in os.environ:  # as glibc itself does, until `mallopt` is called
+        if "MALLOC_TRIM_THRESHOLD_" not in os.environ:  # glibc's own default until `mallopt` is called
             malloc.mallopt(M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
         malloc.malloc_trim(0)
 
 
 def _limit(path: Path) -> str:
-    """Digits of a control group's limit; empty if it has none (`max`)."""
+    """Return the digits of a control group's limit; "" if there is none (`max`)."""
     text = path.read_text().strip() if path.is_file() else ""
     return text if text.isdigit() else ""
 
 
 YIELDING = 10
-"""Niceness more than ours: a tenth of a core when a thread of ours is busy, all of one that is idle."""
+"""Added to our niceness: the process gets a tenth of a core beside a busy thread of ours, all of an idle one."""
 
 
 def yield_cores(pid: int) -> None:
-    """Let a process of ours compute where we do not.
+    """Let a process use the cores that we leave idle.
 
-    Sessions have a niceness of their own where Linux groups processes by them.
+    Sessions have their own niceness where Linux groups processes by session.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDING, 19)
     with suppress(ProcessLookupError):
@@ -135,9 +136,9 @@ def yield_cores(pid: int) -> None:
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Let the kernel send this process a signal when the thread that started it ends, also by SIGKILL (Linux only).
+    """Have the kernel send this process a signal when the thread that started it ends, even by SIGKILL (Linux only).
 
-    With `parent`, the id of the process that should be ours, the signal is sent at once if that has ended already.
+    `parent` is the id of the expected parent process; if that has already ended, the signal is sent at once.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
@@ -146,10 +147,10 @@ def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = No
 
 
 def start_mark(pid: int) -> str:
-    """What tells a process from a later one with its id: the boot, and the clock ticks from it to the process's start.
+    """Return a value that tells a process from a later one with the same id: the boot id and the start in clock ticks.
 
-    Unlike a start time, it does not change when the machine's clock is set. "" where the system has no /proc.
-    Raises psutil.NoSuchProcess.
+    Unlike a start time, it does not change when the clock is set. "" on systems without /proc. Raises
+    psutil.NoSuchProcess.
     """
     try:
         ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[STARTED]
@@ -160,9 +161,9 @@ def start_mark(pid: int) -> str:
 
 
 def still_runs(pid: int, started: float, mark: str = "") -> bool:
-    """True if the process with this id and `start_mark` runs. A later one with the id does not count.
+    """True if the process with this id and `start_mark` is running.
 
-    Without a mark, as in records of older releases, its start time decides (Unix seconds).
+    Records of older releases have no mark; then the start time (Unix seconds) decides.
     """
     try:
         process = psutil.Process(pid)
@@ -173,15 +174,13 @@ def still_runs(pid: int, started: float, mark: str = "") -> bool:
 
 
 def run_queue_seconds(pid: int) -> float:
-    """Seconds in which a process was ready to run but had no CPU, without a wait that is in progress.
-
-    0 if the system does not report it.
-    """
+    """Return the seconds that a process has waited for a CPU, without a wait in progress; 0 if the system does not
+    report it."""
     return _scheduled(pid)[1] * 1e-9
 
 
 def waits_for_cpu(pid: int) -> bool:
-    """True if a process is ready to run but gets no CPU while this looks, for `LOOK_SECONDS`."""
+    """True if a process is ready to run but gets no CPU for `LOOK_SECONDS`."""
     before = _scheduled(pid)
     if not any(before) or psutil.Process(pid).status() != psutil.STATUS_RUNNING:
         return False
@@ -190,7 +189,7 @@ def waits_for_cpu(pid: int) -> bool:
 
 
 def _scheduled(pid: int) -> tuple[int, int]:
-    """Nanoseconds on a CPU and in its queue (Linux's Documentation/scheduler/sched-stats.rst); zeros if unknown."""
+    """Return nanoseconds on a CPU and in its queue (Linux's sched-stats.rst); zeros if unknown."""
     try:
         ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
         return ran, waited
@@ -199,7 +198,7 @@ def _scheduled(pid: int) -> tuple[int, int]:
 
 
 def families(names: Sequence[str]) -> list[psutil.Process]:
-    """Our children with one of these names, each with all its descendants."""
+    """Return our children with one of these names, and all their descendants."""
     members = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -209,12 +208,12 @@ def families(names: Sequence[str]) -> list[psutil.Process]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """A process and all its descendants. Raises psutil.NoSuchProcess if it has ended."""
+    """Return a process and all its descendants. Raises psutil.NoSuchProcess if it has ended."""
     return [process, *process.children(recursive=True)]
 
 
 def stop(process: psutil.Process, grace: float) -> list[str]:
-    """Send SIGTERM to a process, kill what is left of its family after `grace` seconds; returns what was killed."""
+    """Send SIGTERM to a process and kill what is left of its family after `grace` seconds. Return what was killed."""
     members = family(process)
     with suppress(psutil.NoSuchProcess):
         process.terminate()
@@ -222,7 +221,7 @@ def stop(process: psutil.Process, grace: float) -> list[str]:
 
 
 def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
-    """Wait `grace` seconds for processes to end on their own and kill the others; returns what was killed."""
+    """Wait `grace` seconds for processes to end and kill the others. Return what was killed."""
     killed = []
     for process in still_running(processes, grace):
         with suppress(psutil.NoSuchProcess):
@@ -233,9 +232,9 @@ def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
 
 
 def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended within `seconds`.
+    """Return the processes that have not ended within `seconds`.
 
-    One that its parent has yet to notice has ended: in a container, the first process may take its time, or never look.
+    Zombies count as ended: in a container, the init process may reap them late or never.
     """
     left = list(processes)
     for _ in poll(seconds):

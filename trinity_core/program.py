@@ -1,5 +1,5 @@
-"""How a program of ours ends: SIGTERM and the end of its terminal close whatever is open, and errors for users are
-printed without a traceback."""
+"""How our programs end: on SIGTERM or when the terminal closes, everything open is closed; errors for users are printed
+without a traceback."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from trinity_core.files import expanded
 TERMINATED = 128 + signal.SIGTERM
 """The exit code that shells give a process ended by SIGTERM."""
 NEW_OBJECTS = 50_000
-"""Between two looks for garbage. With Python's 700 a seventh of the time of a flow's imports goes into looks at what
-stays."""
+"""Garbage collection threshold. With Python's default of 700, a seventh of a flow's import time goes into collections
+that find nothing."""
 
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Within this context SIGTERM ends the process as an exit does, through every `with` and `finally`.
+    """Within this context, SIGTERM ends the process through every `with` and `finally`, as `sys.exit` does.
 
-    During a flow Prefect handles it: the flow saves and ends its actors. Then Prefect sends the signal once more, to
-    the handler that stood before its own; with Python's default the process would go and leave Ray behind. Further
-    signals do not disturb the closing. A terminal that is closed (SIGHUP) counts as SIGTERM, except under `nohup`;
-    once, although a shell and then the kernel each send it: Prefect would take the second for the wish to end unsaved.
+    During a flow Prefect handles the signal: the flow saves and ends its actors. Prefect then sends the signal again to
+    the previous handler; Python's default would end the process and leave Ray running. Further signals do not disturb
+    the shutdown. A closed terminal (SIGHUP) counts as SIGTERM, except under `nohup`. It counts once, although a shell
+    and then the kernel each send it: Prefect would take the second for a request to end without saving.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,7 +59,7 @@ def _hang_up(number: int, frame: FrameType | None) -> None:
 
 
 def _open_outputs() -> None:
-    """Open input and outputs that are closed, to nowhere: the next file would take what our children print."""
+    """Open closed standard streams on /dev/null, or the next opened file would receive what our children print."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -68,10 +68,10 @@ def _open_outputs() -> None:
 
 
 def run_app(application: Callable[[], object]) -> None:
-    """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
+    """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage; 130 after Ctrl+C."""
     gc.set_threshold(NEW_OBJECTS)
     _open_outputs()
-    if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries ask for it at import
+    if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries need one at import
         os.environ["HOME"] = "/"  # as Docker has it
     try:
         application()

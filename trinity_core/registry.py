@@ -1,9 +1,8 @@
-"""One registry for everything that a configuration names.
+"""One registry type for everything that a configuration names.
 
-A registry maps names to parts: functions, classes, or small objects around a function. The package of the parts
-makes the registry and fills it on import; a user's module (`trinity_core.plugins`) adds its own parts with the same
-decorators. `registry_of` imports the package on the first look-up, so that a configuration can be checked without any
-import by hand.
+A registry maps names to parts: functions, classes, or small objects around a function. The package of the parts creates
+the registry and fills it on import; plugins (`trinity_core.plugins`) add parts with the same decorators. `registry_of`
+imports the package on the first look-up, so that a configuration can be checked without importing it first.
 """
 
 from __future__ import annotations
@@ -40,11 +39,12 @@ HOMES = {
     "operators": "trinity_core.pipelines:OPERATORS",
     "task_operators": "trinity_core.pipelines.tasks:TASK_OPERATORS",
 }
-"""Key of a configuration → where the registry of its names is, which imports the built-in parts."""
+"""Configuration key → module and name of the registry of its names. Importing the module registers the built-in parts.
+"""
 
 
 class Registry(dict[str, T]):
-    """Name → part, with a decorator to add parts and a model of the arguments that each part takes."""
+    """Name → part, with a decorator that adds parts and a model of each part's arguments."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class Registry(dict[str, T]):
         functions: Callable[[T], Iterable[Callable[..., Any]]] | None = None,
         recipe: str = "",
     ) -> None:
-        """`functions` gives those that a part's arguments are passed to; by default the part itself.
+        """`functions` returns the functions that a part's arguments are passed to; by default the part itself.
 
-        Of their parameters, the first `leading` ones and those named in `inputs` are filled by the caller; all others
-        are arguments that a configuration may give. `recipe`: a folder with further names, for `plugin_dir`.
+        Their first `leading` parameters and those named in `inputs` are filled by the caller; all others are arguments
+        that a configuration may give. `recipe` is a plugin folder with further names.
         """
         super().__init__()
         self.kind = kind
-        """What an entry is called in messages."""
+        """What messages call an entry."""
         self.elsewhere: dict[str, str] = {}
-        """Further names, whose parts are imported when they are asked for: name → dotted path."""
+        """Further names, whose parts are imported on demand: name → dotted path."""
         self.inputs = frozenset(inputs)
-        """Names of parameters that the caller fills."""
+        """Parameters that the caller fills."""
         self._leading = leading
         self._functions = functions
         self._recipe = recipe
@@ -73,10 +73,10 @@ class Registry(dict[str, T]):
         self._models: dict[str, tuple[T, type[BaseModel] | None]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds a part under this name.
+        """Return a decorator that adds a part under this name.
 
-        Raises InputError where another part has the name: a module that silently replaced a part would change every
-        run. A part whose file is imported once more, as after a plugin that failed, takes its own place again.
+        Raises InputError if another part has the name: silent replacement would change every run. A part whose file is
+        imported again, as after a failed plugin, replaces itself.
         """
         if not isinstance(name, str):
             raise InputError(f"a {self.kind} is registered under a name, as in register('mine')")
@@ -92,7 +92,8 @@ class Registry(dict[str, T]):
         return add
 
     def resolve(self, name: str) -> T:
-        """The part of that name or at that dotted path, `package.module.Name`. Raises InputError with the nearest."""
+        """Return the part with that name or dotted path, `package.module.Name`. Raises InputError with the closest
+        name."""
         if name in self:
             return self[name]
         if self.is_imported(name):
@@ -107,19 +108,19 @@ class Registry(dict[str, T]):
         )
 
     def is_imported(self, name: str) -> bool:
-        """Whether the part of that name is imported when it is asked for."""
+        """True if the part of that name is imported on demand."""
         return name not in self and ("." in name or name in self.elsewhere)
 
     def uses(self, name: str, value: str) -> bool:
-        """Whether the part of that name takes this input; False for an unknown name."""
+        """True if the part of that name takes this input; False for an unknown name."""
         try:
             part = self.resolve(name)
-        except TrinityError:  # validation names it
+        except TrinityError:  # reported by validation
             return False
         return any(value in inspect.signature(function).parameters for function in self._called(part))
 
     def arguments(self, part: T, name: str) -> type[BaseModel] | None:
-        """The model of the arguments that this part takes; None where it takes any, or has no signature to ask.
+        """Return the model of a part's arguments; None if it takes any, or has no signature.
 
         Raises InputError for a part that was registered without the decorator of its kind.
         """
@@ -137,7 +138,6 @@ class Registry(dict[str, T]):
         return self._models[name][1]
 
     def _called(self, part: Any) -> Iterable[Callable[..., Any]]:
-        """The functions that the part's arguments are passed to."""
         return (part,) if self._functions is None else self._functions(part)
 
     def _imported(self, path: str) -> T:
@@ -155,14 +155,14 @@ class Registry(dict[str, T]):
 
 
 def registry_of(key: str) -> Registry[Any]:
-    """The registry of the names at a key of a configuration (see `HOMES`), with all built-in parts in it."""
+    """Return the registry for a configuration key (see `HOMES`), with all built-in parts."""
     module, _, name = HOMES[key].partition(":")
     registry: Registry[Any] = vars(importlib.import_module(module))[name]
     return registry
 
 
 def _module_of(part: Any) -> ModuleType | None:
-    """The module that defines a part, None where that is not known. Another import of its file makes another one."""
+    """Return the module that defines a part, or None. Importing its file again creates another module."""
     return sys.modules.get(getattr(getattr(part, "function", part), "__module__", None) or "")
 
 

@@ -1,4 +1,4 @@
-"""Locks that say which components of a run are in progress. A lock ends with its process, however that ends."""
+"""Locks on the components of a run. A lock is released when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import ANOTHER_ROOT, clear_errors, when_room
 
 RUN_TRAINS = "training"
-"""The lock of a run that trains."""
 TRAINER_PROCESS = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
-"""How long it may."""
+"""How long the process that trains may outlive a killed flow."""
 PIPELINE = "pipeline"
-"""Held while a pipeline's stages run."""
 PROBE_SECONDS = 0.5
-"""Time for another process that only looks whether a lock is held, and holds it for that moment."""
+"""Time allowed for another process that probes a lock and holds it for a moment."""
 POLL_SECONDS = 0.1
 """Time between two attempts to take a lock."""
 
@@ -35,9 +33,9 @@ _held: dict[Path, FileLock] = {}
 def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     """Keep every other process from running `component` of the run in `job_dir`, until `release` or the process's end.
 
-    This process may hold it already. Raises TrinityError if another one does, or if the run's folder cannot be written.
-    `wait` is for a holder that is known to be ending; if it has not ended after so many seconds, TransientFault is
-    raised, because another attempt may find it gone.
+    Does nothing if this process holds it already. Raises TrinityError if another process does, or if the run's folder
+    cannot be written. `wait` is for a holder that is known to be ending; if it has not ended within that many seconds,
+    TransientFault is raised, because a later attempt may succeed.
     """
     path = lock_path(job_dir, component)
     if path not in _held:
@@ -45,7 +43,7 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
 
 
 def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
-    """The lock of a component at `path`, taken and signed. Raises as `hold` does."""
+    """Take the lock of a component and write the holder into it. Raises as `hold` does."""
     lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
     try:
         when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
@@ -55,11 +53,11 @@ def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
         holder = path.read_text(errors="replace") or "a process unknown"
         if wait > PROBE_SECONDS:
             raise TransientFault(
-                f"{holder}, the {component} of an earlier attempt at the run in {path.parent}, has not ended within "
+                f"{holder}, the {component} of an earlier attempt of the run in {path.parent}, has not ended within "
                 f"{wait:g} s. End it, or start this run again later."
             ) from None
         raise TrinityError(
-            f"The run in {path.parent} is already going on ({component}: {holder}); wait for it or stop it, "
+            f"The run in {path.parent} is already in progress ({component}: {holder}); wait for it or stop it, "
             "or give this one another name."
         ) from None
     except OSError as error:
@@ -68,7 +66,7 @@ def _taken(path: Path, component: str, wait: float = PROBE_SECONDS) -> FileLock:
 
 
 def release(job_dir: Path, component: str) -> None:
-    """Let others run that component; nothing happens if this process does not hold it."""
+    """Release the lock of a component, if this process holds it."""
     lock = _held.pop(lock_path(job_dir, component), None)
     if lock is not None:
         lock.release()
@@ -76,7 +74,7 @@ def release(job_dir: Path, component: str) -> None:
 
 @contextmanager
 def held(job_dir: Path, component: str) -> Iterator[None]:
-    """Keep everybody else, other threads of this process too, from running `component` for a `with` block.
+    """Keep everyone else, including other threads of this process, from running `component` within a `with` block.
 
     Raises TrinityError as `hold` does.
     """
@@ -91,10 +89,10 @@ def held(job_dir: Path, component: str) -> Iterator[None]:
 def one_at_a_time(
     path: Path, seconds: float = LINGER_SECONDS, poll: float = POLL_SECONDS, instead: str = ANOTHER_ROOT
 ) -> Iterator[None]:
-    """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn.
+    """Hold the lock file at `path` within a `with` block; other processes and threads wait their turn.
 
-    They look every `poll` seconds; a wait that lasts is announced. Raises TransientFault if it is not theirs within
-    `seconds`, and TrinityError if the folder cannot be written; `instead` as in `clear_errors`.
+    They look every `poll` seconds; a long wait is logged. Raises TransientFault after `seconds`, and TrinityError if
+    the folder cannot be written; `instead` as in `clear_errors`.
     """
     lock = _lock(path, poll)
     try:
@@ -110,7 +108,7 @@ def one_at_a_time(
 
 
 def is_held(job_dir: Path, component: str) -> bool:
-    """True if this process or another one holds it."""
+    """True if this process or another one holds the lock."""
     path = lock_path(job_dir, component)
     if path in _held or not path.exists():
         return path in _held
@@ -122,22 +120,21 @@ def is_held(job_dir: Path, component: str) -> bool:
 
 
 def _acquire(lock: FileLock, wait: float) -> None:
-    """Take the lock within `wait` seconds; a wait that lasts is announced. Raises filelock.Timeout."""
+    """Take the lock within `wait` seconds; a long wait is logged. Raises filelock.Timeout."""
     try:
         lock.acquire(timeout=min(wait, PROBE_SECONDS))
     except Timeout:
         if wait <= PROBE_SECONDS:
             raise
         holder = Path(lock.lock_file).read_text(errors="replace") or "another process"
-        log.info("waiting up to %g s for %s to let go of %s", wait, holder, lock.lock_file)
+        log.info("waiting up to %g s for %s to release %s", wait, holder, lock.lock_file)
         lock.acquire(timeout=wait - PROBE_SECONDS)
 
 
 def _lock(path: Path, poll: float = POLL_SECONDS) -> FileLock:
-    # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
+    # Another thread may release the lock. No fallback to a lock by file existence, which would outlive its process.
     return FileLock(path, timeout=0, poll_interval=poll, thread_local=False, fallback_to_soft=False)
 
 
 def lock_path(job_dir: Path, component: str) -> Path:
-    """The lock file of a component of the run in `job_dir`."""
     return job_dir.absolute() / f".{component}.lock"

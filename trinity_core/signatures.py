@@ -1,8 +1,7 @@
-"""The arguments of a function as a pydantic model, derived from its signature: names, types, defaults, bounds, docs.
+"""A function's arguments as a pydantic model, derived from its signature: names, types, defaults, bounds, docs.
 
-An annotation may be anything, as it is a user's own: what cannot be read from YAML is `Any`, and so is the text of an
-annotation that names what exists for type checkers alone. `call_with` calls a function with those of its inputs that it
-takes.
+User functions may have any annotation: types that YAML cannot express become `Any`, as do string annotations whose
+names exist only for type checkers. `call_with` calls a function with those of its inputs that it takes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ArgumentsOf:
 
     function: Callable[..., Any]
     inputs: tuple[str, ...] = ()
-    """Its parameters that are no arguments."""
+    """Parameters that are not arguments."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,20 @@ class Choices:
 
 
 def any_arguments(**args: Any) -> None:
-    """Stands for a part that takes whatever a configuration gives."""
+    """A stand-in for a part that takes any arguments."""
 
 
 class Arguments(BaseModel):
-    """Base of all models of arguments."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), arbitrary_types_allowed=True)
 
 
 def arguments_model(
     name: str, functions: Iterable[Callable[..., Any]], inputs: Collection[str] = (), leading: int = 0
 ) -> type[BaseModel] | None:
-    """The model, called `name`, of what may be given to these functions together, but for their inputs.
+    """Return a model called `name` of the combined arguments of these functions, without their inputs.
 
-    A pydantic model among the functions stands for itself. `**args` takes any other argument, and `**_`, or any name
-    with a leading underscore, reads none. None where a function has no signature, such as some built-ins.
+    A pydantic model among the functions stands for itself. `**args` accepts any other argument; `**_`, or any name with
+    a leading underscore, accepts none. None if a function has no signature, such as some built-ins.
     """
     functions = tuple(functions)
     if len(functions) == 1 and isinstance(functions[0], type) and issubclass(functions[0], BaseModel):
@@ -73,7 +70,7 @@ def arguments_model(
             bases = (_Open, *(base for base in bases if base is not Arguments))
         for parameter in parameters:
             named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if named and parameter.name == "model_config":  # pydantic's own, so that no field can have the name
+            if named and parameter.name == "model_config":  # reserved by pydantic, so no field can have the name
                 bases = (_Open, *(base for base in bases if base is not Arguments))
             elif named and parameter.name not in inputs and not parameter.name.startswith("_"):
                 default = ... if parameter.default is parameter.empty else parameter.default
@@ -84,13 +81,11 @@ def arguments_model(
 
 
 class _Open(Arguments):
-    """Takes any other argument too."""
-
     model_config = ConfigDict(extra="allow")
 
 
 def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter, `Any` where it is not to be read from YAML. A default of None is always allowed."""
+    """Return the type of a parameter, `Any` if YAML cannot express it. A default of None is always allowed."""
     if parameter.annotation is parameter.empty:
         return Any
     kind = _evaluated(function, parameter.annotation)
@@ -105,7 +100,7 @@ def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
 
 
 def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
-    """The type that an annotation's text stands for, `Any` where it stands for none here."""
+    """Resolve a string annotation; `Any` if it cannot be resolved here."""
     if not isinstance(annotation, str):
         return annotation
     module = sys.modules.get(inspect.unwrap(function).__module__)
@@ -134,12 +129,11 @@ def _optional(kind: Any) -> bool:
 
 
 def keywords(function: Callable[..., Any]) -> set[str]:
-    """The names of a function's parameters."""
     return set(inspect.signature(function).parameters)
 
 
 def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument that the function does not take."""
+    """Raise InputError for arguments that the function does not take."""
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
         known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
@@ -149,9 +143,9 @@ def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> Non
 
 
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
-    """Call with the given `inputs` that the function takes, and with all `args`.
+    """Call a function with those of `inputs` that it takes, and with all `args`.
 
-    Raises InputError for an unknown argument and for a missing required input.
+    Raises InputError for an unknown argument or a missing required input.
     """
     refuse_unknown(function, args)
     parameters = inspect.signature(function).parameters

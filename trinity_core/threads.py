@@ -1,9 +1,9 @@
-"""Threads that do not hold up the end of their process.
+"""Threads that do not delay the end of their process.
 
-Python waits at exit for every thread of a `ThreadPoolExecutor`. In an actor whose cluster is gone such a thread may
-wait for work, for weights or for another server, and the process would stay for ever.
+At exit, Python waits for every thread of a `ThreadPoolExecutor`. In an actor whose cluster is gone, such a thread may
+wait forever for work, weights or another server.
 
-`Bridge` calls coroutines of another thread's event loop.
+`Bridge` calls coroutines in another thread's event loop.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ Loop = asyncio.AbstractEventLoop
 
 
 class DaemonThreads(Executor):
-    """An executor that gives every call its own daemon thread, with the caller's context variables. Its users bound how
-    many there are at once."""
+    """An executor that runs every call in its own daemon thread, with the caller's context variables. Callers bound the
+    number of threads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn` in a new thread."""
         future: Future[T] = Future()
         self._begin(future, fn, *args, **kwargs)
         return future
@@ -49,7 +48,7 @@ class DaemonThreads(Executor):
 
 
 class DaemonThread(DaemonThreads):
-    """An executor whose calls run one after the other in one daemon thread, which ends when the executor is gone."""
+    """An executor that runs calls one after the other in a daemon thread, which ends when the executor is deleted."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -64,11 +63,12 @@ class DaemonThread(DaemonThreads):
 def _run_all(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # it holds its arguments, and through them perhaps the executor
+        del call  # frees its arguments, which may reference the executor
 
 
 class Interrupted(BaseException):
-    """Raised by `interrupt`. Not an Exception, which the code that is to end may catch and ignore."""
+    """Raised by `interrupt`. A BaseException, so that the interrupted code does not catch and ignore it as an
+    Exception."""
 
 
 def interrupt(thread_id: int) -> None:
@@ -77,11 +77,10 @@ def interrupt(thread_id: int) -> None:
 
 
 class InterruptibleThreads(DaemonThreads):
-    """Daemon threads whose calls can be cancelled while they run: they are interrupted, and what they wait for in
-    `tied` futures is cancelled."""
+    """Daemon threads whose running calls can be cancelled: they are interrupted, and their `tied` futures are
+    cancelled."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn` in a new thread."""
         future: _InterruptibleFuture[T] = _InterruptibleFuture()
 
         def call() -> T:
@@ -111,13 +110,13 @@ class _InterruptibleFuture(Future[T]):
 
 
 _thread = local()
-"""`call`: the future of the call that a thread of `InterruptibleThreads` runs."""
+"""`call`: the future of the call that a thread of `InterruptibleThreads` is running."""
 
 
 def tied(future: Future[T]) -> Future[T]:
-    """The same future, which is cancelled with the call of `InterruptibleThreads` that this thread runs, if any.
+    """Return the same future, now cancelled together with the `InterruptibleThreads` call of this thread, if any.
 
-    A thread that waits in `Future.result` cannot be interrupted, and would leave what it waits for running.
+    A thread that waits in `Future.result` cannot be interrupted, and would leave the awaited work running.
     """
     call: _InterruptibleFuture[Any] | None = getattr(_thread, "call", None)
     if call is not None:
@@ -129,7 +128,7 @@ def tied(future: Future[T]) -> Future[T]:
 
 
 def call_in(loop: Loop, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in the event loop of another thread; its result. It is `tied` to the call that this thread runs."""
+    """Run `work` in another thread's event loop and return its result. The work is `tied` to this thread's call."""
     return tied(asyncio.run_coroutine_threadsafe(work, loop)).result()
 
 
@@ -145,7 +144,7 @@ def _answer(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def end_with(other: int, also: Sequence[int] = ()) -> None:
-    """Kill this process, and first the processes `also`, as soon as the process `other` has ended."""
+    """Kill the processes `also` and then this process as soon as the process `other` has ended."""
     watched = os.pidfd_open(other)
 
     def watch() -> None:
@@ -160,13 +159,11 @@ def end_with(other: int, also: Sequence[int] = ()) -> None:
 class RunsElsewhere(Protocol):
     """Runs a coroutine in another event loop, for a caller in this one (`WorkflowLoops.outside`)."""
 
-    async def __call__(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`."""
-        ...
+    async def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
 async def in_this_loop(work: Coroutine[Any, Any, T]) -> T:
-    """A `RunsElsewhere` where caller and work share a loop."""
+    """A `RunsElsewhere` for a caller that shares its loop with the work."""
     return await work
 
 
@@ -174,20 +171,19 @@ async def in_this_loop(work: Coroutine[Any, Any, T]) -> T:
 class Bridge:
     """Runs coroutines in the loop `there` for callers in the loop `here`.
 
-    Calls made in one turn of `here` begin in one turn of `there`, and results of one turn arrive in one turn, however
-    the threads are scheduled: what is batched by turns of a loop stays together.
+    Calls made in one iteration of `here` start in one iteration of `there`, and results of one iteration arrive in one,
+    however the threads are scheduled. So batching by loop iterations is preserved.
     """
 
     here: Loop
     there: Loop
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
-    """Calls that have not ended."""
     _leaving: list[tuple[Coroutine[Any, Any, Any], asyncio.Future[Any]]] = field(default_factory=list)
     _running: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
     _returning: list[tuple[asyncio.Future[Any], asyncio.Task[Any]]] = field(default_factory=list)
 
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Run `work`; its result, as a future of `here`. Cancelling that cancels the work."""
+        """Run `work` and return its result as a future of `here`. Cancelling the future cancels the work."""
         future: asyncio.Future[T] = self.here.create_future()
         self.calls.add(future)
         future.add_done_callback(self._ended)
@@ -197,11 +193,11 @@ class Bridge:
         return future
 
     def caller_of(self, task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
-        """The future of the call that runs as `task` in `there`; None if none does."""
+        """Return the future of the call that runs as `task` in `there`, or None."""
         return next((future for future, running in self._running.copy().items() if running is task), None)
 
     def cancel(self) -> None:
-        """Cancel all calls; to be called in `there`."""
+        """Cancel all calls. Must be called in `there`."""
         for task in self._running.copy().values():
             task.cancel()
 
@@ -225,7 +221,7 @@ class Bridge:
             if task.cancelled():
                 future.cancel()
             elif future.done():
-                task.exception()  # retrieved: nobody waits for it
+                task.exception()  # marks the exception as retrieved: nobody waits for it
             elif error := task.exception():
                 future.set_exception(error)
             else:
@@ -255,5 +251,5 @@ class Bridge:
 
 
 def _soon(loop: Loop, callback: Any, *arguments: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody is left there to whom it matters
+    with suppress(RuntimeError):  # the loop is closed: nobody needs the callback
         loop.call_soon_threadsafe(callback, *arguments)

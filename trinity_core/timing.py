@@ -1,4 +1,4 @@
-"""Timers: the time each part of a step takes, and the time anything of a kind is under way."""
+"""Timers: time per part of a step, and time during which any activity of a kind is in progress."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import TracebackType
 
 
 class BusyTimer:
-    """Adds up the time in which at least one `with` block of it was open, of any thread. Ends what its work has left
-    behind if that is given up."""
+    """Adds up the time during which at least one of its `with` blocks is open, in any thread. Ends the resources that
+    its work still holds when the work is given up."""
 
     is_over: bool
-    """True once what the timer measures is given up: nobody waits any longer for what its blocks wait for."""
+    """True once the measured work is given up: nobody waits for it any longer."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -41,8 +41,8 @@ class BusyTimer:
                 self._total += time.perf_counter() - self._since
 
     def hold(self, end: Callable[[], object]) -> None:
-        """Have `end` called, in a thread of its own, once the work is given up, or now if it is: it may never come to
-        end what it holds, because its event loop is blocked."""
+        """Register `end`, which is called in its own thread when the work is given up, or now if it already is. The
+        work's blocked event loop may never release the resource itself."""
         with self._lock:
             self._held.append(end)
             is_over = self.is_over
@@ -50,13 +50,13 @@ class BusyTimer:
             self.give_up()
 
     def let_go(self, end: Callable[[], object]) -> None:
-        """The work has ended what it held."""
+        """Unregister `end`: the work has released the resource itself."""
         with self._lock:
             if end in self._held:
                 self._held.remove(end)
 
     def give_up(self) -> None:
-        """Nobody waits for the work any longer; what it still holds is ended."""
+        """Mark the work as given up, and end the resources it still holds."""
         with self._lock:
             self.is_over = True
             held, self._held = self._held, []
@@ -65,17 +65,17 @@ class BusyTimer:
 
     @property
     def seconds(self) -> float:
-        """The sum so far, blocks still open included."""
+        """Total so far, including open blocks."""
         with self._lock:
             return self._total + (time.perf_counter() - self._since if self._open else 0.0)
 
 
 UNCOUNTED: ContextVar[BusyTimer] = ContextVar("UNCOUNTED")
-"""Time that the workflow of the attempt that runs here does not spend, but waits for what others have."""
+"""Time that the attempt running here spends waiting for shared resources; it does not count against its limit."""
 
 
 def uncounted() -> BusyTimer:
-    """The timer to be open while this workflow waits until others give something back; one of nobody elsewhere."""
+    """Return the timer to open while this workflow waits for shared resources; outside an attempt an unused one."""
     return UNCOUNTED.get(None) or BusyTimer()
 
 

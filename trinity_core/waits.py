@@ -1,4 +1,4 @@
-"""Waits and retries: how often to look, for how long, and what to log meanwhile."""
+"""Waits and retries: how often to look, for how long, and what to log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
-"""A wait is logged first after `FIRST_SECONDS`, then after twice as long each time, but at least once a minute."""
+"""A wait is first logged after `FIRST_SECONDS`, then at doubling intervals of at most `MOST_SECONDS`."""
 
 QUICK_PAUSE, SLOW_PAUSE, QUICK_SECONDS = 0.005, 0.02, 2.0
-"""Seconds between two looks: in the first `QUICK_SECONDS`, and then. Each look takes time of cores that others use."""
+"""Seconds between two looks, during the first `QUICK_SECONDS` and after them. Each look takes CPU time from others."""
 
 
 def poll(seconds: float = math.inf, pause: float | None = None) -> Iterator[float]:
-    """Seconds waited so far, once per look, with a `pause` between two looks; ends when they exceed `seconds`.
+    """Yield the seconds waited so far, with a `pause` between two looks, until they exceed `seconds`.
 
-    The statement after the loop names who is missing.
+    Code after the loop handles the time-out.
     """
     began = time.monotonic()
     while True:
@@ -45,7 +45,7 @@ async def poll_async(seconds: float = math.inf, pause: float | None = None) -> A
 
 
 def _rest(elapsed: float, seconds: float, pause: float | None) -> float | None:
-    """Seconds until the next look; None if there is none."""
+    """Return the seconds until the next look; None after the limit."""
     if elapsed > seconds:
         return None
     return pause or (QUICK_PAUSE if elapsed < QUICK_SECONDS else SLOW_PAUSE)
@@ -54,9 +54,10 @@ def _rest(elapsed: float, seconds: float, pause: float | None) -> float | None:
 def retry(
     work: Callable[[], T], is_transient: Callable[[Exception], bool], seconds: float, pause: float, notice: str = ""
 ) -> T:
-    """The result of `work`, called again after each transient error for at most `seconds`; then that error is raised.
+    """Call `work`, repeatedly after transient errors for at most `seconds`, and return its result or raise the last
+    error.
 
-    `work` must be repeatable. The `notice`, what is waited for, is logged once.
+    `work` must be repeatable. `notice`, the reason for waiting, is logged once.
     """
     waited = False
     for elapsed in poll(pause=pause):
@@ -76,13 +77,13 @@ def retry(
 
 
 class Reminder:
-    """When to log a wait that lasts: after 10 s, 20 s, 40 s, and then every minute. Reads no clock."""
+    """Decides when to log a long wait: after 10 s, 20 s, 40 s, and then every minute. Reads no clock."""
 
     def __init__(self) -> None:
         self._next = self._pause = FIRST_SECONDS
 
     def due(self, elapsed: float) -> bool:
-        """True if it is time to log, `elapsed` seconds after the beginning; then False until the next time."""
+        """True if it is time to log, `elapsed` seconds after the start; then False until the next time."""
         if elapsed < self._next:
             return False
         self._next = elapsed + self._pause
@@ -91,17 +92,17 @@ class Reminder:
 
 
 class Wait:
-    """A wait that has just begun."""
+    """A wait that starts when the object is created."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._began = time.monotonic()
         self._reminder = Reminder()
         self.text = ""
-        """What is waited for, in words; empty until the first note."""
+        """Description of the wait; empty until the first note."""
 
     def note(self, details: str) -> str:
-        """Renew the text, log it if it is time to, and return it: `waits for version 3, 40 s so far; <details>`."""
+        """Update and return the description, `waits for version 3, 40 s so far; <details>`, and log it if due."""
         seconds = time.monotonic() - self._began
         self.text = f"waits for {self._what}, {seconds:.0f} s so far; {details}"
         if self._reminder.due(seconds):
@@ -110,7 +111,7 @@ class Wait:
 
 
 def is_readable(descriptor: int, seconds: float | None) -> bool:
-    """True if `descriptor` has data, or is at its end, within `seconds`; `None` sets no limit."""
-    waiting = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    """True if `descriptor` has data or is at EOF within `seconds`; `None` sets no limit."""
+    waiting = select.poll()  # `select.select` cannot handle descriptors from 1,024 on
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(None if seconds is None else math.ceil(seconds * 1000)))

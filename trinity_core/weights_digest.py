@@ -1,6 +1,7 @@
-"""A digest of a model's weights that takes seconds, by which a run's reference, a score and a finished stage know them.
+"""A quick digest of a model's weights that identifies the model of a run's reference, a score and a finished stage.
 
-Imports no torch: flows ask before anything starts. The SHA-256 over all bytes is in `checkpoints/huggingface.py`.
+Imports no torch, because flows compute it before anything starts. The SHA-256 over all bytes is in
+`checkpoints/huggingface.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from typing import Any
 from trinity_core.errors import DataError
 
 SAMPLE_BYTES = 4096
-"""Read of each tensor. Training moves every element that has a gradient, so a sample of each tensor shows it, and a
-model of 70 billion parameters takes 3 MB of reads; all bytes would take minutes at each start."""
+"""Bytes sampled from each tensor. Training changes every element that has a gradient, so a sample of each tensor shows
+it. A 70B model takes 3 MB of reads; reading all bytes would take minutes at each start."""
 MAX_HEADER = 100 * 2**20
-"""Bytes of a safetensors header; the format's own limit."""
+"""Maximum size of a safetensors header; the format's own limit."""
 GIT_LFS = b"version https://git-lfs"
-"""How the file begins that stands for one of Git LFS."""
+"""Beginning of a Git LFS pointer file."""
 BLOCKS = 256
-"""Samples of a file of weights that is no safetensors."""
+"""Number of samples from a weight file that is not safetensors."""
 
 
 def weights_digest(model_path: str) -> str:
-    """Digest of the weights of a folder, or of a hub model in the local cache; "" if they cannot be found.
+    """Return a digest of the weights of a folder or a cached hub model; "" if they cannot be found.
 
-    Tensors by name, type and shape with a sample of their bytes: copies of a folder are equal, and so is another
-    division into files. Configuration and tokenizer play no part. Raises DataError for a damaged safetensors file.
+    It covers each tensor's name, type, shape and a sample of its bytes: copies of a folder, and the same weights split
+    into other files, have equal digests. Configuration and tokenizer play no part. Raises DataError for a damaged
+    safetensors file.
     """
     folder = model_folder(model_path)
     files = (weight_files(folder) or sorted([*folder.glob("*.pt"), *folder.glob("*.pth")])) if folder else []
@@ -39,7 +41,7 @@ def weights_digest(model_path: str) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that are loaded: those of the index, else those that are there; safetensors before others."""
+    """Return the files that would be loaded: those in the index, else all of a format; safetensors before others."""
     for pattern, index in (
         ("*.safetensors", "model.safetensors.index.json"),
         ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
@@ -53,7 +55,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_folder(model_path: str) -> Path | None:
-    """A model's folder, of one on the hub that in the local cache; None if there is none."""
+    """Return a model's folder, or the local cache's folder for a hub model; None if there is none."""
     if Path(model_path).is_dir():
         return Path(model_path)
     from huggingface_hub import constants, try_to_load_from_cache
@@ -67,10 +69,8 @@ def model_folder(model_path: str) -> Path | None:
 
 
 def _tensors(file: Path) -> Iterator[bytes]:
-    """For each tensor of a safetensors file its name, type and shape and the middle of its bytes.
-
-    Raises DataError for a file that is not whole.
-    """
+    """Yield each tensor's name, type and shape with the middle of its bytes. Raises DataError if the file is
+    incomplete."""
     header = safetensors_header(file)
     check_length(file, header)
     with file.open("rb") as opened:
@@ -83,15 +83,13 @@ def _tensors(file: Path) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What the beginning of a safetensors file says of it."""
-
     tensors: dict[str, Any]
     """Name → `dtype`, `shape` and `data_offsets`, which count from `data_start`."""
     data_start: int
 
 
 def safetensors_header(file: Path) -> SafetensorsHeader:
-    """Read a safetensors file's header; the tensors need not be there. Raises DataError, which says what to do."""
+    """Read a safetensors file's header without checking that the tensors are present. Raises DataError."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         if opened.read(len(GIT_LFS)) == GIT_LFS:
@@ -109,14 +107,14 @@ def safetensors_header(file: Path) -> SafetensorsHeader:
 
 
 def check_length(file: Path, header: SafetensorsHeader) -> None:
-    """Raise DataError unless the file is as long as its header says: a download may have broken off."""
+    """Raise DataError unless the file is as long as its header says: a download may have been interrupted."""
     expected = header.data_start + max((tensor["data_offsets"][1] for tensor in header.tensors.values()), default=0)
     if (size := file.stat().st_size) != expected:
         raise DataError(f"{file} has {size} bytes, but its header says {expected}; download the model again")
 
 
 def _blocks(file: Path) -> bytes:
-    """The size of a file and blocks of it. The last one holds the checksums of a zip archive, which torch writes."""
+    """Return the size of a file with sampled blocks. The last block holds the checksums of torch's zip archive."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         places = sorted({i * max(0, size - SAMPLE_BYTES) // BLOCKS for i in range(BLOCKS + 1)})

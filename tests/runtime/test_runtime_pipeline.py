@@ -190,7 +190,7 @@ def test_a_second_start_of_a_pipeline_changes_nothing(tmp_path: Path) -> None:
     other = other_process(config, "pipeline")
     before = sorted(config.job_dir.iterdir())
     try:
-        with pytest.raises(TrinityError, match=f"already going on.*process {other.pid} "):
+        with pytest.raises(TrinityError, match=f"already in progress.*process {other.pid} "):
             driver.run_pipeline(config)
         assert sorted(config.job_dir.iterdir()) == before
     finally:

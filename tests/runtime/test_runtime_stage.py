@@ -57,7 +57,7 @@ def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) ->
     other = other_process(config, part)
     try:
         folder.publish(3, [("weight", torch.ones(2))])
-        with pytest.raises(TrinityError, match=f"already going on.*process {other.pid} on .*another name"):
+        with pytest.raises(TrinityError, match=f"already in progress.*process {other.pid} on .*another name"):
             resume_step(config, PARTS)
         assert folder.has(3) and not (config.job_dir / "buffer").exists()
         other.kill()
@@ -85,7 +85,7 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
     other = other_process(config, "training")
     try:
         assert resume_step(config, {"explore"}) == 0
-        with pytest.raises(TrinityError, match="already going on"):
+        with pytest.raises(TrinityError, match="already in progress"):
             resume_step(config, {"train"})
     finally:
         other.kill()

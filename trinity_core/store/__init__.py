@@ -1,5 +1,5 @@
 """The durable queue of experiences between explorers and trainer.
 
-`store.ExperienceStore` is the queue, `strategies.make_strategy` says how batches are chosen from it, and
-`expert.ExpertData` brings given data into them.
+`store.ExperienceStore` is the queue, `strategies.make_strategy` selects how batches are chosen from it, and
+`expert.ExpertData` mixes data-set rows into them.
 """

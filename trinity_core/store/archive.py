@@ -1,10 +1,10 @@
 """Experiences as JSON lines for people and scripts.
 
-`buffer/experience_buffer.jsonl` has what was trained on, kept after it leaves the store. A line is one experience of a
-batch; lines ascend by trainer step, so that those of a step are found by bisection. They are appended before a
-checkpoint is named, and lines after the checkpoint that a run resumes from are dropped, so that after any crash the
-file is the history of the weights next to it. An explorer with `storage_type: file` writes what it explored in the same
-way, step by step. Files are UTF-8: half of a surrogate pair is written as `?`.
+`buffer/experience_buffer.jsonl` records what was trained on, also after it leaves the store. A line is one experience
+of a batch; lines are sorted by trainer step, so that a step is found by bisection. Lines are appended before a
+checkpoint is named, and a resumed run drops the lines after its checkpoint, so after any crash the file is the history
+of the weights next to it. An explorer with `storage_type: file` writes what it explored in the same way, step by step.
+Files are UTF-8: half of a surrogate pair is written as `?`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from trinity_core.runlock import one_at_a_time
 
 Line = dict[str, Any]
 SHORT = 4096
-"""Bytes: where so few are left, lines are read one by one."""
+"""Range in bytes below which lines are read one by one."""
 EVERY_STEP = 2**63 - 1
-"""More steps than any run has."""
+"""Larger than any step."""
 HEADER = re.compile(rb'\{"step": (\d+), "group": ("(?:[^"\\]|\\.)*"), ')
 """How `as_line` begins a line; older versions put the workflow's `info` first."""
 
 
 def first_line_of(file: IO[bytes], step: int) -> int:
-    """The byte at which a line begins that is the first one of `step` (or a later step), or shortly before it.
+    """Return the offset of the first line of `step` (or of a later step), or of a line shortly before it.
 
-    All lines before that byte are of earlier steps. Nothing but about 20 lines is read.
+    All lines before that offset belong to earlier steps. Reads only about 20 lines.
     """
     low, high = 0, file.seek(0, os.SEEK_END)
     while high - low > SHORT:
@@ -50,7 +50,7 @@ def first_line_of(file: IO[bytes], step: int) -> int:
 
 
 def line_header(raw: bytes) -> tuple[int, str] | None:
-    """Step and group of a line; None for one that is cut short or missing."""
+    """Return step and group of a line; None for an incomplete or missing one."""
     if not raw.endswith(b"\n"):
         return None
     if header := HEADER.match(raw):
@@ -60,14 +60,14 @@ def line_header(raw: bytes) -> tuple[int, str] | None:
 
 
 class Archive:
-    """The only writer of the file."""
+    """Writes the file; there must be only one writer."""
 
     def __init__(
         self, path: Path, line: Callable[[int, Experience], Line] | None = None, owner: Mapping[str, str] | None = None
     ) -> None:
-        """`line` makes a line, which names its `step`; by default `as_line`.
+        """`line` converts an experience to a line, which contains its `step`; by default `as_line`.
 
-        `owner` says who writes the file, where others might be given the same path; it is recorded next to the file.
+        `owner` identifies the writer, in case others are given the same path; it is recorded next to the file.
         """
         self.path = path
         self._owner = dict(owner or {})
@@ -76,7 +76,7 @@ class Archive:
         """The last step in the file; None: not read yet."""
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
-        """Append the batches of the steps that are not in the file yet, up to step `upto`."""
+        """Append the batches that are not in the file yet, up to step `upto`."""
         if self._last is None:
             self._last = self._kept(EVERY_STEP)[0]
         if upto <= self._last:
@@ -88,7 +88,6 @@ class Archive:
         self._last = upto
 
     def _append(self, size: int, steps: Sequence[int], batch: Callable[[int], Sequence[Experience]]) -> None:
-        """Write the batches of `steps` from byte `size` on."""
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
@@ -97,9 +96,9 @@ class Archive:
         sync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Cut the file after `step`: its writer always calls this first.
+        """Cut the file after `step`. Its writer must call this first.
 
-        Raises TrinityError if it is another owner's.
+        Raises TrinityError if the file has another owner.
         """
         if self._owner:
             with clear_errors("writing", self.path):
@@ -111,9 +110,10 @@ class Archive:
                 sync_file(self.path)
 
     def _claim(self, is_mine: bool) -> None:
-        """Record who writes the file; `is_mine` if a file without a record is from before there were records.
+        """Record the owner of the file. `is_mine`: true if a file without a record, from an older release, may be this
+        owner's.
 
-        Such a file lies in the run's own folder, or the run has begun already.
+        That is so in the run's own folder, or if the run has begun already.
         """
         record = self.path.with_name(f".{self.path.name}.owner.json")
         with one_at_a_time(record.with_suffix(".lock")):
@@ -131,7 +131,7 @@ class Archive:
             write_json(record, self._owner)
 
     def _kept(self, upto: int) -> tuple[int, int]:
-        """The last step up to `upto` with whole lines, and the byte offset of their end."""
+        """Return the last step up to `upto` with complete lines, and the offset where they end."""
         last, size = 0, 0
         if self.path.exists():
             with self.path.open("rb") as file:
@@ -145,18 +145,18 @@ class Archive:
 
 
 def whole_line(step: int, experience: Experience) -> Line:
-    """`as_line` with tokens, mask, log-probs and versions, from which `data.experience.from_json` makes it again.
+    """Like `as_line`, with tokens, mask, log-probs and versions, from which `data.experience.from_json` restores it.
 
-    Its `reward` is without the tokens' rewards.
+    Its `reward` excludes token-level rewards.
     """
     return as_line(step, experience) | {"reward": experience.reward} | arrays_json(experience)
 
 
 def as_line(step: int, experience: Experience) -> Line:
-    """An experience as JSON: texts, reward and origin, without tokens.
+    """Return an experience as JSON: texts, reward and origin, without tokens.
 
     The workflow's `info` is included, but cannot overwrite the line's own fields, because `rewind` relies on `step`.
-    Step and group come first: they are read without the texts (`line_header`).
+    Step and group come first, so that they can be read without the texts (`line_header`).
     """
     versions = experience.versions
     own = {

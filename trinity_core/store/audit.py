@@ -1,8 +1,8 @@
 """The audit of a run's store: the outcome of every task drawn, and every contradiction between independent records.
 
-`read` takes one snapshot of the store, `judge` is a pure function of it, of the archive and of the checkpoint's step.
-Each record is compared with others that are written at other moments: explore steps with the tasks and rows of the
-ledger, batches with the groups in them, groups with their experiences, committed batches with archive and checkpoint.
+`read` takes one snapshot of the store; `judge` is a pure function of the snapshot, the archive and the checkpoint's
+step. It compares records that are written at different times: explore steps with the tasks and rows in the ledger,
+batches with their groups, groups with their experiences, committed batches with archive and checkpoint.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from trinity_core.store.ledger import UNSCORED
 from trinity_core.store.schema import State, Tables
 
 STALE = "stale"
-"""The rule that drops groups too old for the sampling strategy."""
+"""Name of the rule that drops groups too old for the sampling strategy."""
 WITH_ROWS = (State.READY, State.LEASED, State.TRAINED, State.STALE)
 """States of groups whose experiences are in the store."""
 Lines = Mapping[int, Mapping[str, int]]
-"""The archive: train step -> group -> lines."""
+"""The archive: train step → group → number of lines."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything in a store but the experiences themselves."""
+    """The content of a store without the experiences themselves."""
 
     lineage: int
     committed: int
@@ -40,28 +40,28 @@ class Snapshot:
     groups: Sequence[Row[Any]]
     leases: Mapping[int, Row[Any]]
     batches: Mapping[int, Sequence[int]]
-    """Train step -> ids of its groups, in order."""
+    """Train step → ids of its groups, in order."""
     members: Mapping[int, Counter[str]]
-    """Group id -> names of the groups that its stored experiences carry, and how many do."""
+    """Group id → how often each group name occurs in its stored experiences."""
     sampled: Sequence[SampledAnswers] = ()
-    """What the stored experiences of sessions have in a loss."""
+    """Tokens with a loss in the stored experiences of sessions."""
 
 
 @dataclass(frozen=True)
 class SampledAnswers:
-    """An experience of a session: the digests of its answers in a loss, and its tokens in a loss outside of answers."""
+    """An experience of a session: digests of its answers with a loss, and the number of other tokens with a loss."""
 
     group: str
     session: str
     digests: Sequence[str]
     others: int
     tokens: int
-    """Tokens in a loss."""
+    """Number of tokens with a loss."""
 
 
 @dataclass
 class Audit:
-    """Counts of tasks, and the contradictions found. `dropped_by` and `trained_at` count tasks too."""
+    """Counts of tasks, and the contradictions found. `dropped_by` and `trained_at` also count tasks."""
 
     tasks_drawn: int = 0
     experiences_produced: int = 0
@@ -72,18 +72,18 @@ class Audit:
     lost: int = 0
     duplicated: int = 0
     sampled_tokens: int = 0
-    """Stored tokens with a loss that were found in the log of a session that ended."""
+    """Stored tokens with a loss that were found in the log of a completed session."""
     lineage: int = 0
     checkpoint: int = 0
-    """The newest checkpoint that the store knows of."""
+    """The newest checkpoint known to the store."""
     dropped_by: Counter[str] = field(default_factory=Counter)
-    """Operator or rule -> tasks."""
+    """Operator or rule → tasks."""
     experiences_dropped_by: Counter[str] = field(default_factory=Counter)
-    """Operator or rule -> experiences, also of tasks that kept some."""
+    """Operator or rule → experiences, including those of tasks that kept some."""
     failed_because: Counter[str] = field(default_factory=Counter)
-    """Why, after how many tries -> tasks."""
+    """Reason, with the number of attempts → tasks."""
     trained_at: Counter[int] = field(default_factory=Counter)
-    """Train step -> tasks; one that was used again counts at its first step."""
+    """Train step → tasks; a task used several times counts at its first step."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -92,12 +92,10 @@ class Audit:
         return not (self.lost or self.duplicated or self.problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
 
 def read(connection: Connection, t: Tables) -> Snapshot:
-    """One consistent snapshot, inside a read transaction."""
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     batches: dict[int, list[int]] = defaultdict(list)
     order = select(t.lease_groups).order_by(t.lease_groups.c.step, t.lease_groups.c.ordinal)
@@ -132,7 +130,7 @@ def _sampled(blob: bytes) -> list[SampledAnswers]:
 
 
 def archived(path: Path) -> dict[int, Counter[str]]:
-    """The whole lines of `buffer/experience_buffer.jsonl`, counted; none if the file does not exist."""
+    """Count the complete lines of `buffer/experience_buffer.jsonl`; empty if the file does not exist."""
     lines: dict[int, Counter[str]] = defaultdict(Counter)
     if path.exists():
         with path.open("rb") as file:
@@ -146,10 +144,11 @@ def archived(path: Path) -> dict[int, Counter[str]]:
 def judge(
     seen: Snapshot, archive: Lines, before: int, after: int, sessions: Mapping[str, Counter[str]] | None = None
 ) -> Audit:
-    """The audit of a store, which may be in use.
+    """Return the audit of a store, which may be in use.
 
-    `before` and `after` are the newest whole checkpoint (0: none) before and after `seen` was read; `archive` was read
-    after it too, and `sessions`, their log: the digests of the answers of each session that ended.
+    `before` and `after` are the newest complete checkpoint (0: none) before and after `seen` was read. `archive` and
+    `sessions` were read after `seen`; `sessions` holds the answer digests of each completed session from the session
+    log.
     """
     audit = Audit(lineage=seen.lineage, checkpoint=seen.committed)
     _judge_steps(seen, audit)
@@ -167,7 +166,7 @@ def judge(
 
 
 def _judge_steps(seen: Snapshot, audit: Audit) -> None:
-    """Explore steps come without gaps; each has the tasks and rows that were counted when it was stored."""
+    """Check that explore steps have no gaps, and the tasks and rows that were counted when they were stored."""
     entries: dict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for group in seen.groups:
         entries[group.explorer, group.step].append(group)
@@ -208,7 +207,7 @@ def _tasks(groups: Iterable[Row[Any]]) -> int:
 
 
 def _judge_tasks(seen: Snapshot, audit: Audit) -> None:
-    """Each task is one of trained, dropped, failed, pending; else it is lost."""
+    """Count each task as trained, dropped, failed or pending, or else as lost."""
     steps_of: dict[int, list[int]] = defaultdict(list)
     for step, ids in sorted(seen.batches.items()):
         for group_id in ids:
@@ -231,7 +230,7 @@ def _judge_tasks(seen: Snapshot, audit: Audit) -> None:
 
 
 def _contradiction(group: Row[Any], steps: list[int], seen: Snapshot) -> str:
-    """Why a group's state cannot be true; "" if it can."""
+    """Return why a group's state is impossible, or ""."""
     final = [step for step in steps if step <= seen.committed]
     state = State(group.state)
     if state in (State.FAILED, State.DROPPED) and (steps or group.size):
@@ -264,7 +263,7 @@ def _count(group: Row[Any], dropped: Counter[str], steps: list[int], committed: 
 
 
 def _judge_batches(seen: Snapshot, audit: Audit) -> None:
-    """Batches come without gaps, have the rows that were counted when they were taken, and are of older policies."""
+    """Check that batches have no gaps, contain the recorded number of rows, and come from older policies."""
     groups = {group.id: group for group in seen.groups}
     for step in range(1, max([*seen.leases, *seen.batches, seen.committed], default=0) + 1):
         ids = seen.batches.get(step, ())
@@ -285,7 +284,7 @@ def _judge_batches(seen: Snapshot, audit: Audit) -> None:
 
 
 def _judge_experiences(seen: Snapshot, audit: Audit) -> None:
-    """Each group has the experiences that were put."""
+    """Check that each group has the experiences that were put."""
     groups = {group.id: group for group in seen.groups}
     for group_id, counts in seen.members.items():
         group = groups.get(group_id)
@@ -296,7 +295,8 @@ def _judge_experiences(seen: Snapshot, audit: Audit) -> None:
 
 
 def _judge_sessions(seen: Snapshot, sessions: Mapping[str, Counter[str]], audit: Audit) -> None:
-    """Each token in a loss was sampled, with its log-prob, in a session that ended; each answer counts once."""
+    """Check that each token with a loss was sampled, with its log-prob, in a completed session, and each answer used
+    once."""
     left = {name: answers.copy() for name, answers in sessions.items()}
     for one in seen.sampled:
         where = f"an experience of group {one.group}, of session {one.session},"
@@ -316,7 +316,7 @@ def _judge_sessions(seen: Snapshot, sessions: Mapping[str, Counter[str]], audit:
 
 
 def _judge_archive(seen: Snapshot, archive: Lines, audit: Audit) -> None:
-    """Each committed batch is in the archive, with all its rows."""
+    """Check that each committed batch is in the archive with all its rows."""
     groups = {group.id: group for group in seen.groups}
     for step in range(1, seen.committed + 1):
         expected: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What differs between kinds of database beyond SQL."""
+"""The differences between databases beyond SQL."""
 
 from __future__ import annotations
 
@@ -14,60 +14,62 @@ from sqlalchemy import URL, Connection, Engine, Table
 from trinity_core.config.paths import STORE_BACKENDS
 
 BUSY_TIMEOUT = 60.0
-"""Seconds that a writer waits for the others; a transaction takes milliseconds, so this long means something hangs."""
+"""Seconds that a writer waits for others. A transaction takes milliseconds, so a wait this long means something
+hangs."""
 
 
 class StoreBackend(ABC):
-    """One kind of database. The defaults suit a server with transactions that are durable when they commit."""
+    """One kind of database. The defaults suit a server whose transactions are durable when they commit."""
 
     driver_errors: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors of the driver itself, which reach the store when it calls the driver without SQLAlchemy."""
+    """The driver's own errors, which reach the store where it calls the driver without SQLAlchemy."""
     advice: ClassVar[Mapping[str, str]] = {}
-    """Text in an error of this database that no retry can fix → what the user has to do."""
+    """Text of an error that no retry can fix → advice for the user."""
 
     one_machine: ClassVar[bool] = False
     """True if all processes of a run must be on one machine."""
     connections_last: ClassVar[bool] = False
-    """True if only this process ends a connection, which then need not be tried before each use."""
+    """True if only this process closes connections, so that they need no test before each use."""
     snapshot: ClassVar[Mapping[str, Any]] = {}
-    """Execution options of a connection whose read transaction sees one moment, whatever others commit meanwhile."""
+    """Execution options for a read transaction that sees one consistent snapshot despite concurrent commits."""
 
     @abstractmethod
     def connect(self, url: URL) -> Engine:
         """Connections to the database."""
 
     def begin(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
-        """Called first in each transaction that only reads."""
+        """Called first in each read-only transaction."""
 
     def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
-        """Called first in each transaction that writes; returns when no other one does.
+        """Called first in each write transaction; returns when no other writer is active.
 
-        `tick` counts a change in the store's `meta` row, and thereby locks that row.
+        `tick` increments a counter in the store's `meta` row and thereby locks that row.
         """
         tick(connection)
 
     def fault(self, url: URL) -> str:
-        """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
+        """Return why the database at `url` must not be used, phrased to follow its key in a sentence, or ""."""
         return ""
 
     def no_room(self, url: URL, error: Exception) -> OSError | None:
-        """What the file system says where `error` comes of a full disk or quota and does not say so itself."""
+        """Return the file system's error if `error` is due to a full disk or quota but does not say so."""
         return None
 
     @abstractmethod
     def connect_read_only(self, url: URL) -> Engine:
-        """Connections to an existing database that can change nothing in it."""
+        """Connect to an existing database without permission to change it."""
 
     def now(self, connection: Connection) -> float:
-        """Unix seconds by the clock that all processes of a run share: where the database is a file, its machine's."""
+        """Return Unix seconds of the clock shared by all processes of a run; for a database file, the machine's
+        clock."""
         return time.time()
 
     def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
-        """Called first in the transaction that creates the tables: keeps others from doing so at the same time."""
+        """Called first in the transaction that creates the tables; locks out other creators."""
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:
-        """A number that changes with every change of the store by others, cheap enough to read often.
+        """Yield a function whose number changes with every change of the store by others, cheap enough to call often.
 
         `clock` reads the store's own counter, which takes a transaction.
         """
@@ -78,7 +80,7 @@ class StoreBackend(ABC):
 
 
 def backend_of(url: URL) -> StoreBackend | None:
-    """The backend for a URL; None if there is none for its scheme."""
+    """Return the backend for a URL; None if its scheme is unknown."""
     name = STORE_BACKENDS.get(url.get_backend_name())
     backend: StoreBackend | None = resolve_name(name)() if name else None
     return backend

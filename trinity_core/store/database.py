@@ -1,4 +1,4 @@
-"""The experience database: opening it, serialising its writers, and explaining its errors."""
+"""The experience database: opening it, serialising writers, and explaining errors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from trinity_core.waits import retry
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 CREATE_SECONDS = 10.0
-"""Time for other processes that open a new store at the same time."""
+"""Time limit when several processes open a new store at once."""
 SQLITE_FILE = "sqlite:///"
 
 
 class StoreAway(TransientFault):
-    """The database server does not answer, or went away in the middle of a transaction."""
+    """The database server does not answer, or was lost during a transaction."""
 
 
 def _unusable(url: str) -> TrinityError:
-    """The error for a bad URL, without its cause, which may contain the password."""
+    """Return the error for a bad URL, without its cause, which may contain the password."""
     return TrinityError(
         f"experience_buffer.path {without_password(url)!r} is no database that can be used: write "
         "postgresql://user:password@host/database, or sqlite:///name.db for a file",
@@ -46,7 +46,7 @@ def _unusable(url: str) -> TrinityError:
 
 
 def parsed_url(url: str) -> URL:
-    """`make_url`, where a `?` in the folder of a SQLite file is part of its name: a run's folder is called after it."""
+    """Like `make_url`, but a `?` in the folder of a SQLite file belongs to its name: run folders may contain one."""
     folder, slash, name = url.removeprefix(SQLITE_FILE).rpartition("/")
     if not url.startswith(SQLITE_FILE) or "?" not in folder:
         return make_url(url)
@@ -55,22 +55,22 @@ def parsed_url(url: str) -> URL:
 
 
 def fault_of(url: str) -> str:
-    """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
+    """Return why the database at `url` must not be used, phrased to follow its key in a sentence, or ""."""
     parsed = parsed_url(url)
     backend = backend_of(parsed)
     return backend.fault(parsed) if backend else ""
 
 
 def is_of_one_machine(url: str) -> bool:
-    """True if processes on other machines cannot use the database at `url`."""
+    """True if the database at `url` can be used from one machine only."""
     backend = backend_of(parsed_url(url))
     return backend is not None and backend.one_machine
 
 
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
-    """A user's message for an error of SQLAlchemy or a driver; None if it is a bug of ours.
+    """Translate an error of SQLAlchemy or a driver for users; None if it is a bug of ours.
 
-    The classes of all drivers have the names that PEP 249 gives them, or are derived from one that has.
+    All drivers' error classes have the names given by PEP 249, or derive from such a class.
     """
     text = str(error.orig if isinstance(error, DatabaseError) else error)
     where = url.render_as_string(hide_password=True)
@@ -105,7 +105,7 @@ def _connect(url: str, read_only: bool) -> tuple[URL, StoreBackend, Engine]:
 
 
 def namespaces(url: str) -> list[str]:
-    """The runs whose stores lie in a database, which is not changed."""
+    """Return the runs that have stores in a database, without changing it."""
     parsed, backend, engine = _connect(url, read_only=True)
     errors: tuple[type[Exception], ...] = (DatabaseError, *backend.driver_errors)
     try:
@@ -125,7 +125,7 @@ def namespaces(url: str) -> list[str]:
 
 
 def again_if_away(method: F) -> F:
-    """A method with one transaction, which is called once more if the server goes away in the middle of it.
+    """Decorate a method that runs one transaction: it is called once more if the server is lost meanwhile.
 
     A new connection waits for the server to come back. The method must be safe to repeat: the first call may have
     succeeded without a reply.
@@ -152,9 +152,9 @@ class Database:
         self.tables = tables
         self._tick = statements(tables).tick.run
         self._idle: list[Connection] = []
-        """Connections of writers, kept: to check one out of the pool takes as long as the statements of a put."""
+        """Writers' connections, kept open: checking one out of the pool takes as long as the statements of a put."""
         self._booted: float | None = None
-        """When this machine was booted, by the store (`BOOT`)."""
+        """Boot time of this machine as recorded in the store (`BOOT`)."""
         if read_only:
             with self.read() as connection:
                 self._check_schema(connection.execute(select(tables.meta.c.schema)).scalar())
@@ -164,25 +164,25 @@ class Database:
 
     @property
     def name(self) -> str:
-        """Its URL, for people: without a password."""
+        """The database's URL without the password."""
         return self.url.render_as_string(hide_password=True)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A read transaction: one consistent snapshot of the store."""
+        """Open a read transaction: one consistent snapshot of the store."""
         with self._translated(), self._snapshots.connect() as connection, connection.begin():
             self._backend.begin(connection)
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
+        """Open a write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
         with suppress(Unchanged), self._translated():
             connection = self._connection()
-            with on_failure(connection.close):  # which rolls back
+            with on_failure(connection.close):  # close() rolls back
                 self._backend.begin_writing(connection, self._tick)
                 yield connection
-                connection.commit()  # what SQLAlchemy began, if a statement went through it
+                connection.commit()  # ends the transaction that SQLAlchemy began, if a statement went through it
                 connection.connection.commit()
             self._give_back(connection)
 
@@ -200,21 +200,21 @@ class Database:
 
     @again_if_away
     def clock(self) -> int:
-        """A number that grows with every change of the store."""
+        """Return a number that grows with every change of the store."""
         with self.read() as connection:
             return int(connection.execute(select(self.tables.meta.c.clock)).scalar_one())
 
     def now(self, connection: Connection) -> float:
-        """Unix seconds by the database's clock, by which everything in the store is dated.
+        """Return Unix seconds of the store's clock, which dates everything in the store.
 
-        Where all processes are on one machine, a clock that nobody sets: one that is set, or a machine that slept,
-        would make those at work look lost.
+        If all processes are on one machine, this clock is monotonic: a clock adjustment or a suspended machine would
+        otherwise make active members look lost.
         """
         return self._backend.now(connection) if self._booted is None else self._booted + time.monotonic()
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int]]:
-        """A cheap way to poll the store: a function whose number changes with every commit by others."""
+        """Yield a function whose number changes with every commit by others: a cheap way to poll the store."""
         with self._translated(), self._backend.watch(self._engine, self.clock) as changes:
             yield changes
 
@@ -224,7 +224,6 @@ class Database:
             self._backend.flush(self._engine, self.tables.meta)
 
     def close(self) -> None:
-        """Close the connections."""
         while self._idle:
             self._idle.pop().close()
         self._engine.dispose()
@@ -244,7 +243,7 @@ class Database:
 
         def create() -> None:
             with self._engine.connect() as connection, connection.begin():
-                if inspect(connection).has_table(meta.name):  # another release's store stays as it is
+                if inspect(connection).has_table(meta.name):  # leave another release's store unchanged
                     self._check_schema(connection.execute(select(meta.c.schema)).scalar())
                 self._backend.lock_schema(connection)
                 self.tables.metadata.create_all(connection)
@@ -275,12 +274,12 @@ class Database:
 
 
 class Unchanged(Exception):
-    """Raised inside `Database.write` to undo the transaction without a fault."""
+    """Raised inside `Database.write` to roll back without an error."""
 
 
 def waits_for_room(method: F) -> F:
-    """A method of a store with a `_database`, which is called again as long as that one's disk is full, and as
-    `again_if_away` says."""
+    """Decorate a method of a store with a `_database`: repeat it while that database's disk is full, and as
+    `again_if_away` does."""
     method = again_if_away(method)
 
     @wraps(method)
@@ -291,5 +290,6 @@ def waits_for_room(method: F) -> F:
 
 
 def _is_locked(error: Exception) -> bool:
-    """Switching a new SQLite file to WAL is refused at once, without the busy timeout, while others open it."""
+    """True if a new SQLite file is locked: switching to WAL fails at once, without the busy timeout, while others open
+    it."""
     return isinstance(error, OperationalError) and "locked" in str(error.orig)

@@ -1,6 +1,6 @@
-"""Rollouts of an earlier run as answers to imitate (SFT, expert data) or pairs to prefer (DPO), by their rewards.
+"""Rollouts of an earlier run as demonstrations (SFT, expert data) or preference pairs (DPO), chosen by reward.
 
-Their tokens are taken as they were sampled; no text is tokenised again. The earlier run is only read.
+Tokens are used as sampled; no text is tokenised again. The earlier run is only read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EarlierRollout:
-    """A rollout, or one row (turn, sequence) of several; where it was found, and its text if that is known."""
+    """A rollout, or one of its rows (turns, sequences), with its location and, if known, its text."""
 
     location: RowLocation
     experience: Experience
@@ -40,34 +40,34 @@ class EarlierRollout:
 
     @property
     def prompt(self) -> bytes:
-        """The tokens before the answer."""
         return self.experience.tokens[: self.experience.prompt_length].tobytes()
 
     @property
     def conversation(self) -> EncodedConversation:
-        """Its tokens, with those that the policy sampled as the answer, also where they carried no loss."""
+        """The tokens, with all sampled tokens as the answer, including those without a loss."""
         before = np.zeros(self.experience.prompt_length, dtype=np.bool_)
         return EncodedConversation(self.experience.tokens, np.concatenate([before, self.experience.sampled]))
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The judged rows of one rollout."""
+    """The scored rows of one rollout."""
 
     rows: list[EarlierRollout]
     reward: float
-    """The mean of its rows' rewards, as in the run that sampled it."""
+    """Mean of the rows' rewards, as in the run that sampled them."""
 
     @property
     def is_whole(self) -> bool:
-        """True if no row was cut off at its length limit."""
+        """True if no row was truncated."""
         return not any(row.experience.truncated for row in self.rows)
 
 
 def read_answers(
     config: ExperienceBufferConfig, encoder: ChatEncoder, kind: Kind = "demonstrations", max_tokens: int | None = None
 ) -> SupervisedRows:
-    """`read_supervised`, also for `storage_type: rollouts`. Raises DataError if the data set cannot be read."""
+    """Like `read_supervised`, with support for `storage_type: rollouts`. Raises DataError for an unreadable data
+    set."""
     if config.storage_type != "rollouts":
         return read_supervised(config, encoder, kind, max_tokens)
     rejected: list[RejectedRow] = []
@@ -101,10 +101,10 @@ def read_answers(
 def _chosen(
     groups: dict[str, list[EarlierRollout]], wanted: EarlierRolloutsConfig, kind: Kind
 ) -> Iterator[list[EarlierRollout]]:
-    """For each row of the data set: one row of a rollout, or the preferred row and another one with its prompt.
+    """Yield each data-set row: one row of a rollout, or a preferred row and another one with the same prompt.
 
-    Rollouts are compared by their rewards, and all rows of a chosen one are taken. A rollout that was cut off at its
-    length limit is never imitated or preferred.
+    Rollouts are ranked by reward, and all rows of a chosen one are used. A truncated rollout is never imitated or
+    preferred.
     """
     for group in groups.values():
         runs = _runs(group)
@@ -121,7 +121,7 @@ def _chosen(
 
 
 def _runs(group: Sequence[EarlierRollout]) -> list[JudgedRun]:
-    """The rollouts of a group, in order of their first rows; each with its rows in order of turns."""
+    """Return the rollouts of a group in order of their first rows, each with its rows in order of turns."""
     experiences = [row.experience for row in group]
     rows: dict[str, list[EarlierRollout]] = defaultdict(list)
     rewards: dict[str, float] = {}
@@ -136,7 +136,7 @@ def _runs(group: Sequence[EarlierRollout]) -> list[JudgedRun]:
 
 
 def _pairs(best: Sequence[JudgedRun], runs: Sequence[JudgedRun], min_gap: float) -> Iterator[list[EarlierRollout]]:
-    """Each row of the best rollout with the row of the worst one that answers the same prompt, if there is any."""
+    """Pair each row of the best rollouts with the row of the worst rollout that answers the same prompt, if any."""
     for chosen in best:
         worse = sorted((run for run in runs if chosen.reward - run.reward > min_gap), key=lambda run: run.reward)
         for row in chosen.rows:
@@ -148,7 +148,7 @@ def _pairs(best: Sequence[JudgedRun], runs: Sequence[JudgedRun], min_gap: float)
 def _check_tokenizer(
     groups: dict[str, list[EarlierRollout]], encoder: ChatEncoder, config: ExperienceBufferConfig
 ) -> None:
-    """Raise DataError if the tokens are not those of this model: they would be other text."""
+    """Raise DataError if the tokens come from another tokenizer: they would decode to other text."""
     for answer in (answer for group in groups.values() for answer in group):
         one, text = answer.experience, answer.text
         if text is None or not one.sampled.all():
@@ -160,7 +160,7 @@ def _check_tokenizer(
 
 
 def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | RejectedRow]:
-    """The rollouts of an earlier run: of its folder, its database, or a file that was written by an explorer."""
+    """Yield the rollouts of an earlier run, given its folder, its database, or a file written by an explorer."""
     local = expanded(path)
     if local.suffix in BACKUPS:
         yield from _in_file(path)
@@ -175,7 +175,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
 
 
 def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
-    """Rollouts that an explorer with `storage_type: file` wrote."""
+    """Yield rollouts that an explorer with `storage_type: file` wrote."""
     read = read_rows(path)
     yield from read.rejected
     for row, location in zip(read.rows, read.locations, strict=True):
@@ -186,7 +186,7 @@ def _in_file(path: str) -> Iterator[EarlierRollout | RejectedRow]:
 
 
 def _in_store(url: str, subset: str | None) -> Iterator[EarlierRollout]:
-    """The rollouts in a run's store. In a database of several runs `subset` names one: its folder, or the end of it."""
+    """Yield the rollouts in a run's store. `subset` selects a run of a shared database by its folder or folder name."""
     known = namespaces(url)
     names = [name for name in known if subset is None or Path(name).name == subset or name == subset]
     if len(names) != 1:

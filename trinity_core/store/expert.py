@@ -1,4 +1,4 @@
-"""Expert data mixed with rollouts: rows of a data set in an order that can resume at any position."""
+"""Expert data mixed with rollouts: data-set rows in an order that can resume at any position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinity_core.errors import DataError
 
 
 class ExpertPosition(TypedDict):
-    """Where the next expert row is: `offset` rows into the order of `epoch`."""
+    """Position of the next expert row: `offset` rows into the order of `epoch`."""
 
     epoch: int
     offset: int
@@ -24,15 +24,15 @@ START = ExpertPosition(epoch=0, offset=0)
 
 
 class ExpertSource(Protocol):
-    """Gives expert rows; the same position always gives the same ones."""
+    """A source of expert rows; the same position always gives the same rows."""
 
     def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
-        """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them."""
+        """Return at least `rows` experiences from `position` on, marked `is_expert`, and the position after them."""
 
 
 @dataclass(frozen=True)
 class ExpertMixture:
-    """Rows of several data sets by their shares; its position is the number of rows taken."""
+    """Rows of several data sets by their shares; the position is the number of rows taken."""
 
     data: SupervisedMixture
 
@@ -43,17 +43,17 @@ class ExpertMixture:
 
 @dataclass(frozen=True)
 class ExpertData:
-    """`length` data-set rows; `make(i)` turns row i into its experiences, which stay together."""
+    """`length` data-set rows; `make(i)` converts row i to its experiences, which stay together."""
 
     length: int
     make: Callable[[int], Sequence[Experience]]
     seed: int | None = None
-    """Reshuffle for each epoch by (seed, epoch); None: in file order."""
+    """Reshuffle each epoch by (seed, epoch); None: file order."""
 
     def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
-        """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them.
+        """Return at least `rows` experiences from `position` on, marked `is_expert`, and the position after them.
 
-        The same position always gives the same rows. Raises `DataError` if a whole epoch gives none.
+        The same position always gives the same rows. Raises DataError if a whole epoch gives none.
         """
         taken: list[Experience] = []
         epoch, offset = position["epoch"], position["offset"]

@@ -1,4 +1,4 @@
-"""Leases, commits, rewinds and prunes the batches of train steps, each inside one write transaction."""
+"""Leases, commits, rewinds and prunes the batches of train steps, each within one write transaction."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trinity_core.store.schema import REWIND, State, Tables, in_queue, kept, sta
 from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
-"""Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
+"""Ids per IN list, far below the parameter limits of SQLite and PostgreSQL."""
 EVERY_ROW = 2**31 - 1
-"""More rows than any queue has."""
+"""More rows than any queue holds."""
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
-    """The rollouts of a recorded lease, in its order. Groups that share a name get distinct ones."""
+    """Return the rollouts of a recorded lease, in order. Groups that share a name get distinct ones."""
     experiences: list[Experience] = []
     names: set[str] = set()
     for group_id, name, blob in statements(t).leased.run(connection, key=step).fetchall():
@@ -36,7 +36,7 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
 def candidates(
     connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float, step: int
 ) -> list[Candidate]:
-    """The groups from which `strategy` may choose the batch of `step`, in order of insertion."""
+    """Return the groups from which `strategy` may choose the batch of `step`, in order of insertion."""
     if strategy.cooldown is None and not strategy.whole_queue:  # a group has at least one row
         return [Candidate(*row) for row in statements(t).oldest_ready.run(connection, count=rows).fetchall()]
     g = t.groups.c
@@ -54,17 +54,20 @@ def candidates(
 
 
 def sunk_since(connection: Connection, t: Tables, step: int, cooldown: float) -> float:
-    """A group that was used then for the last time, or before, has sunk below others: it could have been taken again in
-    each of the last `RETENTION` train steps before `step`, and was not."""
+    """Return the time of last use before which a used group is no longer considered.
+
+    Such a group could have been taken again in each of the last `RETENTION` train steps before `step` and was not, so
+    others always rank above it.
+    """
     before = select(t.leases.c.at).where(t.leases.c.step <= step - RETENTION).order_by(t.leases.c.step.desc()).limit(1)
     at = connection.scalar(before)
     return -inf if at is None else at - cooldown
 
 
 def _used(connection: Connection, t: Tables, since: float) -> Select[tuple[int, int, float]]:
-    """Each group that was used after `since`: its id, in how many batches it was, and when in the last one.
+    """Select each group used after `since`: its id, its number of batches, and the time of the last one.
 
-    Batches from before the policy of the oldest of them, of which a long run has many, are not read.
+    Skips batches older than the oldest such group's policy; a long run has many of them.
     """
     lg, at = t.lease_groups.c, t.leases.c.at
     recent = _used_after(t, since)
@@ -80,7 +83,7 @@ def _used_after(t: Tables, since: float) -> Select[tuple[int]]:
 
 
 def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
-    """Raise `TrinityError` if a row was sampled by a version that this lineage does not have yet."""
+    """Raise TrinityError if a row was sampled by a version that this lineage does not have yet."""
     ahead = max((group.newest for group in groups), default=-1)
     if ahead > newest_version:
         raise TrinityError(
@@ -93,7 +96,7 @@ def record_lease(
     connection: Connection, t: Tables, step: int, choice: Choice, now: float, expert: str | None = None,
     reuse: bool = False,
 ) -> None:  # fmt: skip
-    """Record the groups of `choice` as the batch of `step`; with `reuse`, earlier batches may have had them too."""
+    """Record the groups of `choice` as the batch of `step`; with `reuse`, they may also be in earlier batches."""
     sql = statements(t)
     sql.add_lease.run(connection, step=step, rows=choice.rows, at=now, expert=expert, reuse=reuse)
     if choice.take:
@@ -103,20 +106,20 @@ def record_lease(
 
 
 def mark_stale(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:
-    """Remove `groups` from the queue, unless the store is later rewound to before `step`."""
+    """Remove `groups` from the queue; a rewind to before `step` restores them."""
     for ids in chunks([group.id for group in groups]):
         connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.STALE, stale_at=step))
 
 
 def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosition:
-    """The first expert position of trainer step `step`: after the rows of the last step before it."""
+    """Return the expert position at which trainer step `step` begins."""
     query = select(t.leases.c.expert).where(t.leases.c.step < step, t.leases.c.expert.is_not(None))
     last = connection.execute(query.order_by(t.leases.c.step.desc()).limit(1)).scalar()
     return START if last is None else _position(json.loads(last)["after"])
 
 
 def expert_rows(expert: ExpertSource, record: str) -> list[Experience]:
-    """The expert rows of a recorded lease."""
+    """Return the expert rows of a recorded lease."""
     value = json.loads(record)
     return expert.take(value["rows"], _position(value["before"]))[0]
 
@@ -126,18 +129,18 @@ def _position(value: dict[str, int]) -> ExpertPosition:
 
 
 def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    """`ids` in lists short enough for one statement."""
+    """Split `ids` into lists short enough for one statement."""
     return [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
 
 
 def rewind(connection: Connection, t: Tables, step: int) -> int:
-    """Undo everything after trainer step `step`, inside a write transaction; returns the rows that are lost by it.
+    """Undo everything after trainer step `step`, within a write transaction; return the number of lost rows.
 
     Batches up to `step` are final. Later batches return to the queue in their old order (by id). An explore step that
     used a version newer than `step` is deleted with all later steps of its explorer.
 
     A new lineage begins exactly if a version newer than `step` may exist: each trainer step has a lease before it
-    makes its version. A rewound explorer starts afresh; the others keep waiting for their version.
+    creates its version. A rewound explorer starts over; the others keep waiting for their version.
     """
     mark_trained(connection, t, step)
     lineage = connection.execute(select(t.meta.c.lineage)).scalar_one()
@@ -151,12 +154,14 @@ def rewind(connection: Connection, t: Tables, step: int) -> int:
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
     connection.execute(insert(t.presence).values(role=REWIND, name=str(lineage + 1), total=step))
     bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
-    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask again
+    connection.execute(
+        bounded.values(waiting=None, begun_rows=None, begun_version=None)
+    )  # they request admission again
     return _count_rows(connection, t, pruned)
 
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:
-    """Make the batches up to `step` final, because a checkpoint contains those steps."""
+    """Make the batches up to `step` final: a checkpoint contains those steps."""
     committed = select(t.meta.c.committed).scalar_subquery()
     later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > committed, t.lease_groups.c.step <= step)
     connection.execute(
@@ -166,11 +171,11 @@ def mark_trained(connection: Connection, t: Tables, step: int) -> None:
 
 
 def prune(connection: Connection, t: Tables, step: int, strategy: Strategy) -> int:
-    """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many.
+    """Delete final rows last used in `step` or before, and rows stale by then. Return their number.
 
-    Where rows may be used again, those stay that have uses left and have not sunk (`sunk_since`).
+    Reusable rows stay while they have uses left and may still be chosen (`sunk_since`).
 
-    Their groups stay, as PRUNED, for the ledger.
+    Their groups stay in the ledger as PRUNED.
     """
     g = t.groups.c
     later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
@@ -196,7 +201,8 @@ def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[s
 
 
 def _release(connection: Connection, t: Tables, step: int) -> list[int]:
-    """Return the batches after `step` to the queue; returns their groups that are pruned, so that they cannot."""
+    """Return the batches after `step` to the queue. Returns the ids of their pruned groups, which cannot be
+    restored."""
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
     there = g.state != State.PRUNED
@@ -214,7 +220,7 @@ def _release(connection: Connection, t: Tables, step: int) -> list[int]:
 
 
 def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
-    """Rows of those groups that the ledger still has."""
+    """Count the rows of those groups that are still in the ledger."""
     g = t.groups.c
     sizes = (connection.scalar(select(func.sum(g.size)).where(g.id.in_(some))) for some in chunks(ids))
     return sum(int(size or 0) for size in sizes)

@@ -1,7 +1,7 @@
-"""The ledger: one row for each task drawn, written with the explore step that drew it, which outlives its rollouts.
+"""The ledger: one row per task drawn, written with its explore step and kept after its rollouts are deleted.
 
-The ledger and the queue are the same table, `groups`, so that whatever undoes an explore step or a batch undoes its
-entries too. A task's outcome follows from its state and its batches: `audit.py` reads it.
+The ledger and the queue are the same table, `groups`, so that undoing an explore step or a batch undoes its ledger
+entries too. A task's outcome follows from its state and its batches; `audit.py` derives it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from trinity_core.data.experience import Experience, to_bytes
 from trinity_core.store.schema import State, Tables
 
 UNSCORED = "unscored"
-"""The rule that drops rows without a verdict: they stay in their group, but carry no loss."""
+"""The rule for rows without a reward: they stay in their group, but have no loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTask:
-    """The outcome of a task at the time its explore step is stored."""
+    """The outcome of a task when its explore step is stored."""
 
     group: str
-    """The group of its experiences, unique in the run."""
+    """Group name of its experiences, unique in the run."""
     task: str
     """`<task set>/<row>`."""
     produced: int
-    """Experiences its workflow gave."""
+    """Number of experiences that the workflow returned."""
     tries: int = 1
-    """Attempts at its workflow."""
+    """Number of attempts."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Experiences that each operator dropped, in the order of the operators."""
+    """Number of experiences that each operator dropped, in operator order."""
     failure: str | None = None
-    """Why its last attempt failed, any text; None if one succeeded."""
+    """Why the last attempt failed; None if it succeeded."""
 
 
 def entries(
     experiences: Sequence[Experience], drawn: Sequence[DrawnTask], explorer: str, step: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Table rows for `groups` and `experiences` of an explore step, with ids from 0 on.
+    """Return the rows of `groups` and `experiences` for an explore step, with ids from 0 on.
 
-    Groups with experiences come first, in order of first appearance, then the tasks that left none. Experiences without
-    a group are groups of one.
+    Groups with experiences come first, in order of first appearance, then tasks without experiences. Experiences
+    without a group are groups of one.
     """
     tasks = {task.group: task for task in drawn}
     groups: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def entries(
 
 
 def dropped_by(connection: Connection, t: Tables, explorer: str) -> dict[str, int]:
-    """Operator or rule -> experiences of this explorer that it dropped, the largest number first."""
+    """Return operator or rule → number of this explorer's experiences it dropped, in descending order."""
     g = t.groups.c
     query = select(g.dropped).where(g.explorer == explorer, g.dropped.is_not(None))
     totals: Counter[str] = Counter()
@@ -71,7 +71,7 @@ def dropped_by(connection: Connection, t: Tables, explorer: str) -> dict[str, in
 
 
 def number(rows: Sequence[dict[str, Any]], key: str, first: int) -> None:
-    """Let the ids of these table rows begin at `first` instead of 0."""
+    """Shift the ids of these table rows to begin at `first`."""
     for row in rows:
         row[key] += first
 
@@ -95,12 +95,12 @@ def _entry(
 
 
 def _storable(text: str) -> str:
-    """`text` with `?` for what databases refuse: half a surrogate pair is no UTF-8, and PostgreSQL takes no NUL."""
+    """Replace by `?` what databases refuse: unpaired surrogates (no UTF-8) and, for PostgreSQL, NUL."""
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:
-    """Groups in order of first appearance; experiences without a group are groups of one."""
+    """Return groups in order of first appearance; experiences without a group are groups of one."""
     groups: dict[object, tuple[str, list[Experience]]] = {}
     for i, experience in enumerate(experiences):
         groups.setdefault(experience.group or i, (experience.group, []))[1].append(experience)
@@ -108,7 +108,7 @@ def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experien
 
 
 def _versions(members: Sequence[Experience]) -> tuple[int, int]:
-    """The newest and the oldest version that sampled a token of these; -1 if none did."""
+    """Return the newest and the oldest version that sampled a token of these experiences; -1 if none did."""
     arrays = [experience.versions for experience in members if experience.versions is not None]
     versions = arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else np.empty(0, np.int32)
     newest = int(versions.max(initial=-1))

@@ -1,4 +1,4 @@
-"""The members of a run in the store's tables; what follows from them is in `presence.py`. All within a transaction."""
+"""The members of a run in the store's tables, read and written within a transaction. Rules are in `presence.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def note(connection: Connection, t: Tables, role: str, name: str, **values: Any)
 
 
 def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
-    """The trainer's state."""
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     p = t.presence.c
     row = connection.execute(
@@ -30,7 +29,7 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
 
 
 def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
-    """A trainer of `total` steps begins. Explorers that are now behind it are no longer finished."""
+    """Record that a trainer of `total` steps begins. Explorers that are now behind it count as unfinished."""
     before = trainer_state(connection, t).total
     note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
     has_more, at_work = before is not None and before < total, not trainer_state(connection, t).finished
@@ -44,8 +43,10 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
 def join_explorer(
     connection: Connection, t: Tables, name: str, total: int | None, length: int | None, now: float
 ) -> bool:
-    """An explorer of `total` steps begins (None: it ends with the trainer), for a run of that `length`. True if its
-    rollouts would not be trained on: the trainer has finished, and this run is no longer than while it was at work.
+    """Record that an explorer of `total` steps (None: it ends with the trainer) begins, in a run of that `length`.
+
+    Return True if its rollouts would not be trained on: the trainer has finished, and this run is no longer than it was
+    while the trainer was active.
     """
     at_work = not trainer_state(connection, t).finished
     known, outlasts = _length(connection, t, name), False
@@ -59,7 +60,8 @@ def join_explorer(
 
 
 def _length_before(connection: Connection, t: Tables, name: str, total: int | None, length: int) -> int | None:
-    """The length until now, which older versions did not record: less than `length` if the explore steps were less."""
+    """Return the previous length, which older versions did not record; it was less than `length` if there were fewer
+    explore steps."""
     p = t.presence.c
     before = connection.scalar(select(p.total).where(p.role == EXPLORER, p.name == name))
     return None if before is None else length - (total is not None and total > before)
@@ -77,9 +79,8 @@ def _set_length(connection: Connection, t: Tables, explorer: str, length: Length
 
 
 def explorers(connection: Connection, t: Tables) -> dict[str, ExplorerPresence]:
-    """What is known of each explorer, by its name."""
     s, p, e = t.steps.c, t.presence.c, t.explorers
-    # Each is one look at the end of an explorer's steps: a run may have 100,000 of them, each with its position.
+    # One lookup of the last step per explorer: a run may have 100,000 steps, each with its position.
     last = select(s.step).where(s.explorer == e.c.name).order_by(s.step.desc()).limit(1)
     query = select(
         e, p.left, p.seen, p.total,
@@ -96,16 +97,16 @@ def explorers(connection: Connection, t: Tables) -> dict[str, ExplorerPresence]:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What batches have of one explorer."""
+    """One explorer's share of a batch or of all batches."""
 
     rows: int
     staleness: float | None
-    """Mean over the rows of the train steps between the oldest version that sampled a token of their group and the
-    version that they trained; None without versions."""
+    """Mean over the rows of the number of train steps between the oldest version that sampled a token of the group and
+    the version that the rows trained; None without versions."""
 
 
 def contributions(connection: Connection, t: Tables, step: int | None = None) -> dict[str, Contribution]:
-    """The share of each explorer, by its name, in the batch of a train step, or (None) in all of them."""
+    """Return explorer → its share in the batch of a train step, or (None) in all batches."""
     g, lg = t.groups.c, t.lease_groups.c
     versioned = case((g.oldest >= 0, g.size), else_=0)
     behind = case((g.oldest >= 0, g.size * (lg.step - 1 - g.oldest)), else_=0)
@@ -120,21 +121,21 @@ def contributions(connection: Connection, t: Tables, step: int | None = None) ->
 
 
 def untrained_rows(connection: Connection, t: Tables, explorer: str | None = None) -> int:
-    """Rows in the queue, of all explorers or of one."""
+    """Count the rows in the queue, of all explorers or of one."""
     g = t.groups.c
     query = select(func.sum(g.size)).where(in_queue(t.groups))
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
 
 
 def newest_leased(connection: Connection, t: Tables) -> int:
-    """The newest train step with a batch."""
+    """Return the newest train step with a batch."""
     leased, committed = select(func.max(t.leases.c.step)), select(t.meta.c.committed)
     return max(connection.scalar(leased) or 0, connection.execute(committed).scalar_one())
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Row counts by state, and the position of trainer and explorers."""
+    """Row counts by state, and the positions of trainer and explorers."""
 
     ready: int
     leased: int
@@ -148,13 +149,11 @@ class Stats:
     leased_step: int
     """The newest trainer step that has a batch."""
     now: float
-    """Unix seconds by the store's clock, which also dates `seen`."""
+    """Unix seconds of the store's clock, which also dates `seen`."""
     explorers: dict[str, ExplorerPresence]
-    """Explorers by name."""
 
 
 def stats_of(connection: Connection, t: Tables, now: float) -> Stats:
-    """The counts within one transaction."""
     g = t.groups.c
     by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
     counts = {row[0]: row for row in connection.execute(by_state.where(kept(t), g.state <= State.STALE))}

@@ -19,20 +19,20 @@ LIMITS = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }  # fmt: skip
-"""Seconds, the last in milliseconds, of libpq: a server whose machine has gone is noticed after a minute, not hours."""
+"""libpq time limits in seconds, the last in milliseconds: a lost machine is noticed after a minute, not after hours."""
 AWAY_SECONDS = 120.0
-"""Time for a server that has answered before to answer again, as after a restart. One that never answered may have a
-wrong address."""
+"""Time for a server that has answered before to answer again, for example after a restart. A server that never answered
+may have a wrong address."""
 _answered: set[str] = set()
 """URLs, without passwords, of servers that have answered this process."""
 SCHEMA_LOCK = 7_240_031
-"""Key of the advisory lock under which tables are created."""
+"""Key of the advisory lock for creating tables."""
 
 
 class PostgreSQL(StoreBackend):
-    """A server. Its commits are durable, and writers wait for one another on the `meta` row.
+    """A PostgreSQL server. Its commits are durable, and writers wait for one another on the `meta` row.
 
-    A writer that is stopped or cut off in mid-transaction holds that row: the server ends its transaction before the
+    A writer that is stopped or cut off during a transaction holds that row. The server ends its transaction before the
     others have waited for `BUSY_TIMEOUT`.
     """
 
@@ -45,7 +45,7 @@ class PostgreSQL(StoreBackend):
     snapshot: ClassVar = {"isolation_level": "REPEATABLE READ"}
 
     def connect(self, url: URL) -> Engine:
-        """As `StoreBackend`; a URL without a driver uses psycopg."""
+        """A URL without a driver uses psycopg."""
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
         limits = LIMITS if "psycopg" in url.get_driver_name() else {}
@@ -69,16 +69,16 @@ class PostgreSQL(StoreBackend):
         return self.connect(url).execution_options(postgresql_readonly=True)
 
     def now(self, connection: Connection) -> float:
-        """As `StoreBackend`: the server's clock, since those of the machines may differ by more than `LOST_SECONDS`."""
+        """Return the server's clock, since those of the machines may differ by more than `LOST_SECONDS`."""
         return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
 
     def lock_schema(self, connection: Connection) -> None:
-        """As `StoreBackend`: `CREATE TABLE IF NOT EXISTS` fails if two processes run it at once."""
+        """Take an advisory lock: concurrent `CREATE TABLE IF NOT EXISTS` can fail."""
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
 
 
 def _connected(connect: Callable[[], Any], url: URL) -> Any:
-    """What `connect` returns; tried again if the server at `url` has answered before."""
+    """Call `connect`, repeatedly if the server at `url` has answered before."""
     where = url.render_as_string(hide_password=True)
 
     def is_away(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Who takes part in a run, who is waited for, and when a run is over: rules without a clock and without a database.
+"""Who takes part in a run, who is waited for, and when a run is over: rules without a clock or a database.
 
 What each process announces; the store keeps it (`members.py`) and dates it by its own clock:
 
@@ -9,18 +9,19 @@ What each process announces; the store keeps it (`members.py`) and dates it by i
 | trainer | begun; ended, because no more experiences come | `begin`, `mark_ended` |
 | both, every `SEEN_SECONDS` | alive; an explorer is lost after `LOST_SECONDS` without it | `mark_seen` |
 
-Who waits for whom. When the limit has passed, the error names the members and says when they were last seen:
+Who waits for whom. After the time limit, the error names the members and when they were last seen:
 
 | who | waits for | until | limit |
 | --- | --- | --- | --- |
 | trainer | all explorers; if some have left, the others | each has finished or needs new weights | `max_read_timeout` |
 | explorer | the trainer: a version, its turn to begin a step | it has finished or went back | `sync_timeout` |
 
-The trainer has finished when a checkpoint holds the last of its steps or it has ended, unless it is expected again. A
-rewind, or a trainer with more steps, makes it unfinished.
+The trainer has finished when a checkpoint holds its last step or it has ended, unless it is expected again. A rewind,
+or a trainer with more steps, makes it unfinished.
 
-A run becomes longer when its explorers and its trainer are given more steps, in any order. Their numbers are not
-comparable (epochs, several explorers): each explorer's `Length` says who has been given more since both had the same.
+A run becomes longer when its explorers and its trainer are given more steps, in any order. Their step counts are not
+comparable (epochs, several explorers), so each explorer's `Length` records which side has been given more since the two
+last agreed.
 
 | | level | ahead | behind | ahead and behind |
 | --- | --- | --- | --- | --- |
@@ -28,10 +29,10 @@ comparable (epochs, several explorers): each explorer's `Length` says who has be
 | … with as many | level | ahead | behind | ahead and behind |
 | … with fewer | level | level | behind | behind |
 | the trainer begins with more | behind | level | behind | behind |
-| after each of these, if the trainer is at work | level | ahead | behind | level |
+| after each of these, if the trainer is active | level | ahead | behind | level |
 
-An explorer that becomes behind is waited for until it says (again) that it has finished. One with more steps than while
-the trainer was last at work explores on, although the trainer has finished.
+An explorer that falls behind is waited for until it reports again that it has finished. An explorer with more steps
+than when the trainer was last active keeps exploring, although the trainer has finished.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 SEEN_SECONDS = 10.0
-"""Time between two notes of the same process."""
+"""Interval at which a process reports that it is alive."""
 LOST_SECONDS = 60.0
-"""An explorer that is not seen for this long counts as lost: others that wait to begin a step ignore its step."""
+"""An explorer not seen for this long counts as lost: others that wait to begin a step ignore its step."""
 
 
 @dataclass(frozen=True)
 class TrainerPresence:
-    """The trainer as the store knows it."""
+    """The trainer's state in the store."""
 
     lineage: int
     committed: int
-    """The step of its newest checkpoint."""
+    """Step of its newest checkpoint."""
     total: int | None = None
-    """Train steps in all; None: no trainer has begun."""
+    """Total number of train steps; None: no trainer has begun."""
     seen: float | None = None
-    """When it was last seen, in Unix seconds; None: never."""
+    """Unix seconds when it was last seen; None: never."""
     expected: bool = False
     """True if it is about to begin again, perhaps with more steps."""
     ended: bool = False
-    """True if it has ended before its last step, because no more experiences came."""
+    """True if it ended before its last step because no more experiences came."""
 
     @property
     def finished(self) -> bool:
-        """True if it trains on nothing more: a checkpoint holds its last step, or it has ended before that."""
+        """True if it will not train any more: a checkpoint holds its last step, or it has ended before that."""
         return not self.expected and self.total is not None and (self.ended or self.committed >= self.total)
 
     def describe(self, now: float) -> str:
-        """A text for log lines: `trainer with a checkpoint of step 4 of 20, last seen 12 s ago`."""
+        """Describe the trainer in logs: `trainer with a checkpoint of step 4 of 20, last seen 12 s ago`."""
         if self.seen is None:
             return "no trainer has been seen yet"
         return f"trainer with a checkpoint of step {self.committed}{_of(self.total)}, {_seen(self.seen, now)}"
@@ -75,17 +76,17 @@ class TrainerPresence:
 
 @dataclass(frozen=True)
 class Length:
-    """The length of an explorer's run (`total_steps`, or its explore steps), as far as its trainer has the same."""
+    """The length of an explorer's run (`total_steps`, or its explore steps), as far as the trainer agrees."""
 
     agreed: int | None = None
-    """While the trainer was last at work, or when the explorer first began; None: not known yet."""
+    """Length while the trainer was last active, or when the explorer first began; None: not known yet."""
     announced: int | None = None
-    """A greater one, for which the trainer has yet to be given more steps: the explorer is ahead."""
+    """A greater length, for which the trainer needs more steps: the explorer is ahead."""
     is_behind: bool = False
-    """True if the trainer has been given more steps, and the explorer has yet to be."""
+    """True if the trainer was given more steps, and the explorer was not yet."""
 
     def explorer_begins(self, length: int, trainer_at_work: bool) -> Length:
-        """After the explorer begins with a run of that `length`."""
+        """Return the length after the explorer begins with a run of that `length`."""
         if self.agreed is None:
             return Length(length)
         has_more = length > self.agreed or (self.announced is not None and length >= self.announced)
@@ -93,7 +94,7 @@ class Length:
         return after._met(length) if trainer_at_work else after
 
     def trainer_begins(self, has_more: bool, trainer_at_work: bool) -> Length:
-        """After the trainer begins, which `has_more` steps than before."""
+        """Return the length after the trainer begins; `has_more`: with more steps than before."""
         was_ahead = self.announced is not None and not self.is_behind
         after = replace(self, announced=None, is_behind=not was_ahead) if has_more else self
         return after._met(self.announced or self.agreed) if trainer_at_work else after
@@ -103,27 +104,27 @@ class Length:
         return Length(length) if answered else replace(self, agreed=length)
 
     def outlasts(self, length: int) -> bool:
-        """True if a run of `length` is longer than it was while the trainer was at work."""
+        """True if a run of `length` is longer than it was while the trainer was active."""
         return self.agreed is not None and length > self.agreed
 
 
 @dataclass(frozen=True)
 class ExplorerPresence:
-    """An explorer as the store knows it."""
+    """An explorer's state in the store."""
 
     waiting: int | None = None
     """The version that it waits for."""
     finished: bool = False
     left: bool = False
-    """True if it has ended before its last step."""
+    """True if it ended before its last step."""
     seen: float | None = None
-    """When it was last seen, in Unix seconds; None: never."""
+    """Unix seconds when it was last seen; None: never."""
     total: int | None = None
-    """Explore steps in all."""
+    """Total number of explore steps."""
     step: int = 0
-    """The last step that it has put."""
+    """The last step that it put."""
     empty_steps: int = 0
-    """The number of its last steps without a row."""
+    """Number of its most recent steps without a row."""
     begun: tuple[int, int] | None = None
     """Rows and version of the step in progress, where explorers share a bound on staleness."""
 
@@ -133,7 +134,7 @@ class ExplorerPresence:
         return not self.finished and not self.left
 
     def is_lost(self, now: float) -> bool:
-        """True if it has been seen, but not recently. A time far ahead is from before the clock was set back."""
+        """True if it has been seen, but not recently. A time far in the future predates a clock that was set back."""
         return self.seen is not None and abs(now - self.seen) >= LOST_SECONDS
 
     def is_at_work(self, now: float) -> bool:
@@ -141,7 +142,7 @@ class ExplorerPresence:
         return self.is_expected and self.seen is not None and not self.is_lost(now)
 
     def describe(self, now: float) -> str:
-        """A text for log lines: `step 12 of 60, last seen 3 s ago`."""
+        """Describe the explorer in logs: `step 12 of 60, last seen 3 s ago`."""
         parts = [f"step {self.step}{_of(self.total)}"]
         if self.empty_steps:
             parts.append(f"no experience left of its last {self.empty_steps} steps")
@@ -153,11 +154,10 @@ class ExplorerPresence:
 
 
 Explorers = Mapping[str, ExplorerPresence]
-"""Explorers by name."""
 
 
 def all_have_finished(known: Explorers) -> bool:
-    """True if every explorer has finished. Those that have left do not count, unless all have."""
+    """True if every explorer has finished. Explorers that left are ignored unless all have."""
     present = [explorer for explorer in known.values() if not explorer.left]
     return bool(present) and all(explorer.finished for explorer in present)
 
@@ -165,8 +165,8 @@ def all_have_finished(known: Explorers) -> bool:
 def nothing_more_comes(known: Explorers, newest_version: int, now: float) -> bool:
     """True if every explorer has finished or waits for weights that need a further train step.
 
-    Lost explorers are ignored if another one waits this way: they may come back, but not before it continues. Those
-    that have left are not waited for at all, unless all have.
+    If at least one explorer waits this way, lost ones are ignored: they may come back, but not before it continues.
+    Explorers that left are ignored unless all have.
     """
     present = {name: explorer for name, explorer in known.items() if not explorer.left}
     waits = {name for name, one in present.items() if one.waiting is not None and one.waiting > newest_version}
@@ -176,15 +176,15 @@ def nothing_more_comes(known: Explorers, newest_version: int, now: float) -> boo
 
 
 def begun_by_others(known: Explorers, name: str, now: float) -> list[tuple[int, int]]:
-    """Rows and version of the steps that explorers other than `name` have begun, unless they are lost."""
+    """Return rows and version of the steps begun by explorers other than `name`, without lost ones."""
     others = [explorer for other, explorer in known.items() if other != name and not explorer.is_lost(now)]
     return [explorer.begun for explorer in others if explorer.begun is not None]
 
 
 def all_is_dropped(known: Explorers, before: Mapping[str, int], now: float) -> bool:
-    """True if explorers are at work, and each has put steps since `before` (name -> step), the last ones without a row.
+    """True if explorers are active, and each has put steps since `before` (name → step), the last ones without a row.
 
-    Then no wait helps. An explorer that is lost, or long within a step, may still bring rows.
+    Waiting is then pointless. A lost explorer, or one in the middle of a long step, may still bring rows.
     """
     expected = {name: explorer for name, explorer in known.items() if explorer.is_expected}
     return bool(expected) and all(
@@ -194,7 +194,7 @@ def all_is_dropped(known: Explorers, before: Mapping[str, int], now: float) -> b
 
 
 def describe_explorers(known: Explorers, now: float) -> str:
-    """A text for log lines: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
+    """Describe all explorers in logs: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
     if not known:
         return "no explorer has been seen yet"
     return "explorers known: " + ", ".join(f"{name} ({one.describe(now)})" for name, one in sorted(known.items()))

@@ -1,7 +1,7 @@
-"""Opens the experience store of a run, whose tables are found by the run's identity.
+"""Opens the experience store of a run. The run's identity determines its tables.
 
-The identity is a small file in the run's folder, made when the run is first started. It moves with the folder, as its
-checkpoints do; the folder's path identifies nothing: another machine may have another run at the same path.
+The identity is a small file in the run's folder, created when the run first starts. It moves with the folder and its
+checkpoints. The folder's path is no identity: another machine may have another run at the same path.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LOCK = ".identity.lock"
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run's folder says of the run."""
+    """Identity of a run, stored in its folder."""
 
     id: str
-    """Unique to the run."""
+    """Unique id of the run."""
     namespace: str
-    """Namespace of its tables in the store's database. A run of an older release has its folder's path there."""
+    """Namespace of its tables in the store's database. In older releases this was the folder's path."""
     folder: str
-    """Where the folder was when the run was last started, links resolved."""
+    """The folder's path, links resolved, when the run last started."""
     inode: int
-    """The folder's inode then: with `folder`, it tells a moved folder from a copy."""
+    """The folder's inode at that time. Together with `folder` it tells a moved folder from a copy."""
 
 
 def open_run_store(config: Config) -> ExperienceStore:
-    """The store of a configuration's run; made, with the run's folder, if there is none."""
+    """Open the store of a configuration's run, creating it and the run's folder if needed."""
     namespace = identify(config).namespace
     config.layout.create()
     return ExperienceStore.open(store_url(config), namespace)
@@ -52,9 +52,9 @@ def open_run_store(config: Config) -> ExperienceStore:
 
 @contextmanager
 def present(note: Callable[[], object], who: str) -> Iterator[None]:
-    """Within this context `note` (see `ExperienceStore.mark_seen`) is called at once and then every few seconds.
+    """Within this context, call `note` (see `ExperienceStore.mark_seen`) at once and then every few seconds.
 
-    Its faults are logged: a store that is away for a while ends nobody's work.
+    Its errors are only logged: a store that is temporarily away must not end the run.
     """
     done = threading.Event()
 
@@ -77,9 +77,9 @@ def present(note: Callable[[], object], who: str) -> Iterator[None]:
 
 
 def identify(config: Config) -> Identity:
-    """The identity of a configuration's run, which is given one if it has none.
+    """Return the identity of a configuration's run, creating it if needed.
 
-    Raises TrinityError for a copy of a run's folder if the store of both would be the same.
+    Raises TrinityError for a copied run folder if both runs would share a store.
     """
     folder = config.job_dir
     known = read_identity(folder)
@@ -97,7 +97,7 @@ def identify(config: Config) -> Identity:
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """The identity of the run in a folder; None if it has none yet. Raises DataError if it cannot be read."""
+    """Return the identity of the run in a folder, or None. Raises DataError if it is unreadable."""
     path = JobLayout(folder).identity
     try:
         return from_record(Identity, json.loads(path.read_bytes()), path)
@@ -110,7 +110,8 @@ def read_identity(folder: Path) -> Identity | None:
 
 
 def identity_of(folder: Path) -> str:
-    """The id of the run in a folder, of a copy the one that it gets when it is started; empty if it has none yet."""
+    """Return the id of the run in a folder; for a copy, the id that it will get when started. Empty if there is none
+    yet."""
     known = read_identity(folder)
     if known is None or not _is_copy(known, folder):
         return known.id if known else ""
@@ -118,7 +119,7 @@ def identity_of(folder: Path) -> str:
 
 
 def file_owner(config: Config, path: Path) -> dict[str, str]:
-    """Who writes a file of an explorer: the explorer, and the run where the file lies outside of the run's folder."""
+    """Return the owner of an explorer's file: the explorer, plus the run if the file is outside the run's folder."""
     explorer = {"explorer": config.explorer.name}
     if path.resolve().is_relative_to(config.job_dir.resolve()):
         return explorer
@@ -126,7 +127,7 @@ def file_owner(config: Config, path: Path) -> dict[str, str]:
 
 
 def is_own_file(url: str, folder: Path) -> bool:
-    """True if the database is a file in the run's `buffer` folder, which is copied with the folder."""
+    """True if the database is a file in the run's `buffer` folder, and so is copied with the folder."""
     parsed = parsed_url(url)
     own = JobLayout(folder).buffer.resolve()
     return is_of_one_machine(url) and Path(parsed.database or "").resolve().parent == own
@@ -137,7 +138,7 @@ def _is_here(known: Identity, folder: Path) -> bool:
 
 
 def _is_copy(known: Identity, folder: Path) -> bool:
-    """True if the folder was copied, and the original is still where it was."""
+    """True if the folder was copied, and the original still exists at its old path."""
     original = Path(known.folder)
     if known.folder == str(folder.resolve()) or known.inode == folder.stat().st_ino or not original.is_dir():
         return False
@@ -146,7 +147,7 @@ def _is_copy(known: Identity, folder: Path) -> bool:
 
 
 def _branched(known: Identity, config: Config) -> Identity:
-    """The identity of a copy of a run's folder: a separate run, whose store is in the copied file."""
+    """Return the identity of a copied run folder: a separate run, whose store is the copied file."""
     if not config.is_supervised and not is_own_file(store_url(config), config.job_dir):
         raise TrinityError(
             f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "
@@ -165,7 +166,7 @@ def _first(config: Config) -> Identity:
 
 
 def _of_older_release(config: Config) -> str | None:
-    """The namespace that an older release gave to the run in this folder, if there was one."""
+    """Return the namespace that an older release gave to the run in this folder, if any."""
     folder = config.job_dir
     if config.is_supervised or not JobLayout(folder).buffer.is_dir():
         return None

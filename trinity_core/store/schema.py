@@ -1,13 +1,13 @@
 """The store's tables, the same for SQLite and PostgreSQL.
 
-A *group* (the rollouts of one task in one explore step) is the unit of storage: it is put, leased, returned and
-pruned as a whole. Ids are assigned under the store's one write lock, so ascending id is the order of insertion.
+A *group* (the rollouts of one task in one explore step) is the unit of storage: it is put, leased, returned and pruned
+as a whole. Ids are assigned under the store's one write lock, so ascending ids give the order of insertion.
 
-The groups are also the ledger: every task drawn has a row there, with or without rollouts, which outlives them.
+The groups are also the ledger: every task drawn has a row, with or without rollouts, that stays after they are deleted.
 
-`Statements` are those of every put and lease: built once, compiled once for the kind of database, run by its driver.
-SQLAlchemy takes about ten times as long to build, look up and run a statement as SQLite takes to execute it, and a put
-has eight (`benchmarks/store.py`). Rarer statements are written where they are used.
+`Statements` holds the statements of every put and lease: built once, compiled once per kind of database, run by its
+driver. SQLAlchemy takes about ten times as long to build, look up and run a statement as SQLite takes to execute it,
+and a put has eight (`benchmarks/store.py`). Rarer statements are written where they are used.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from sqlalchemy import (
 
 SCHEMA_VERSION = 5
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
-"""The name of a run's `meta` table."""
+"""Name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
 BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
-"""Option of tables whose key is no integer: SQLite then writes one page for a row instead of two."""
+"""Option of tables without an integer key: SQLite then writes one page per row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
 BOOT = "boot"
-"""Role of a row with the time of a boot of the machine, in Unix seconds as they were when the store was first opened
-after it; its name is the boot's id."""
+"""Role of a row that records a boot of the machine: Unix seconds of the boot, as of the store's first opening after it.
+Its name is the boot id."""
 REWIND = "rewind"
-"""Role of a row with the step that a rewind went back to; its name is the lineage that began then."""
+"""Role of a row with the step of a rewind; its name is the lineage that began then."""
 
 
 class State(IntEnum):
     """The state of a group.
 
-    READY → LEASED (a trainer step has it) → TRAINED (a checkpoint contains that step) → PRUNED. Groups of tasks that
-    left no rollout are DROPPED or FAILED from the start.
+    READY → LEASED (in a trainer step's batch) → TRAINED (a checkpoint contains that step) → PRUNED. Groups of tasks
+    without rollouts are DROPPED or FAILED from the start.
     """
 
     READY = 0
@@ -71,41 +71,42 @@ class State(IntEnum):
     STALE = 3
     """Too old for the sampling strategy; counted, never trained on."""
     PRUNED = 4
-    """TRAINED or STALE (then `stale_at` is set) long ago; its rows are deleted."""
+    """Formerly TRAINED or STALE (then `stale_at` is set); its rows are deleted."""
     DROPPED = 5
-    """Operators dropped all of its rows."""
+    """Operators dropped all its rows."""
     FAILED = 6
     """Its task failed, so it never had rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The tables of one run; `prefix` keeps the runs of one database apart."""
+    """The tables of one run; `prefix` separates the runs of a database."""
 
     metadata: MetaData
     meta: Table
-    """One row. Where the database has no lock for writers, each changes `clock` first; waiting readers poll that."""
+    """One row. In databases without a lock for writers, each writer changes `clock` first; waiting readers poll it."""
     explorers: Table
-    """`begun_…`: the explore step in progress, where they share a bound on staleness; 0 rows: it waits to begin."""
+    """`begun_…`: the explore step in progress, where explorers share a bound on staleness; 0 rows: it waits to
+    begin."""
     steps: Table
     """One row for each explore step that was put: the explorer's position after it."""
     groups: Table
     """One row for each task drawn, and for each group that operators added (`task` is null)."""
     experiences: Table
-    """The rows of each group, packed; separate from `groups`, so that choosing a batch reads little."""
+    """The packed rows of each group; separate from `groups`, so that choosing a batch reads little."""
     leases: Table
-    """One row for each trainer step that took a batch, empty batches included."""
+    """One row for each trainer step that took a batch, including empty batches."""
     lease_groups: Table
     presence: Table
-    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, whether it
-    has ended before its last step, and whether the trainer is about to begin again."""
+    """One row for each explorer and for the trainer: when it was last seen, its total number of steps, whether it ended
+    early, and whether the trainer is about to begin again."""
     lengths: Table
     """One row for each explorer: `presence.Length`."""
 
 
 @lru_cache(maxsize=100)
 def tables(namespace: str) -> Tables:
-    """The tables of the run `namespace` (any string): the same, with their statements, each time it is opened."""
+    """Return the tables of the run `namespace` (any string), cached with their statements."""
     prefix = "t" + hashlib.sha256(namespace.encode()).hexdigest()[:10] + "_"
     m = MetaData()
     meta = Table(
@@ -163,17 +164,17 @@ def tables(namespace: str) -> Tables:
 
 
 def in_queue(groups: Table) -> ColumnElement[bool]:
-    """Select the groups in the queue. The number is in the statement: a database then sees that their index will do."""
+    """Select the groups in the queue. The state is a literal, so that the database can use the partial index."""
     return groups.c.state == literal_column(str(int(State.READY)))
 
 
 def kept(t: Tables) -> ColumnElement[bool]:
-    """Groups since the oldest one whose rows are kept: what a query of them must read in a long run."""
+    """Select the groups from the oldest one with stored rows on, which bounds queries in a long run."""
     return t.groups.c.id >= select(func.min(t.experiences.c.group_id)).scalar_subquery()
 
 
 class Statement:
-    """One statement with named parameters. Raises errors of the driver, not of SQLAlchemy."""
+    """A statement with named parameters. Raises errors of the driver, not of SQLAlchemy."""
 
     def __init__(self, clause: ClauseElement, *keys: str) -> None:
         self._clause = clause
@@ -181,12 +182,11 @@ class Statement:
         self._compiled: dict[str, tuple[str, dict[str, Any], Sequence[str] | None]] = {}
 
     def run(self, connection: Connection, **values: Any) -> Any:
-        """Execute it inside the transaction of `connection`; the driver's cursor."""
+        """Execute it within the transaction of `connection` and return the driver's cursor."""
         sql, constants, order = self._for(connection)
         return _cursor(connection).execute(sql, _arguments({**constants, **values}, order))
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Execute it for each of `rows`."""
         sql, constants, order = self._for(connection)
         _cursor(connection).executemany(sql, [_arguments({**constants, **row}, order) for row in rows])
 
@@ -213,14 +213,12 @@ def _insert(table: Table) -> Statement:
 
 
 class Statements:
-    """The statements for the tables `t`."""
-
     def __init__(self, t: Tables) -> None:
         m, e, s = t.meta.c, t.explorers.c, t.steps.c
         self.tick = Statement(update(t.meta).values(clock=m.clock + 1))
-        """The first of a write transaction, where it takes the write lock."""
+        """First statement of a write transaction, where it takes the write lock."""
         self.numbers = Statement(select(m.lineage, select(func.max(t.groups.c.id)).scalar_subquery()))
-        """The present lineage, and the greatest id of a group."""
+        """The current lineage, and the greatest group id."""
         self.explorer = Statement(
             select(e.waiting, e.finished, e.begun_rows, s.step, s.version)
             .outerjoin_from(t.explorers, t.steps, s.explorer == e.name)
@@ -228,7 +226,8 @@ class Statements:
             .order_by(s.step.desc())
             .limit(1)
         )
-        """What it waits for, whether it has finished, rows of the step it has begun; its newest step and version."""
+        """The version it waits for, whether it has finished, rows of the step it has begun; its newest step and
+        version."""
         self.add_step = _insert(t.steps)
         self.add_groups = _insert(t.groups)
         self.add_experiences = _insert(t.experiences)
@@ -242,7 +241,7 @@ class Statements:
                 t.meta, t.leases, t.leases.c.step == bindparam("key")
             )
         )
-        """Newest final step; rows and experts of the batch that a step has, if any."""
+        """The newest final step; rows and experts of a step's batch, if any."""
         self.oldest_ready = Statement(
             select(g.id, g.size, g.newest, g.oldest, g.explorer, g.step)
             .where(in_queue(t.groups))
@@ -263,5 +262,4 @@ class Statements:
 
 @lru_cache(maxsize=100)
 def statements(t: Tables) -> Statements:
-    """The statements of `t`, built once."""
     return Statements(t)

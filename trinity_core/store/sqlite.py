@@ -1,8 +1,8 @@
 """SQLite as the store's database: a file on one node.
 
 A power cut may lose SQLite's last transactions (WAL, `synchronous=NORMAL`), newest first and each as a whole, but never
-the database. The system is built for that: rows and the explorer's position are lost together and sampled again, and
-`flush` runs before a checkpoint is named, so that no checkpoint outlives the record of its training data. A killed
+corrupts the database. The system relies on that: rows and the explorer's position are lost together and sampled again,
+and `flush` runs before a checkpoint is named, so that no checkpoint outlives the record of its training data. A killed
 process loses nothing that was committed.
 """
 
@@ -29,7 +29,7 @@ PROBE_BYTES = 1 << 16
 
 
 class SQLite(StoreBackend):
-    """A file in WAL mode."""
+    """A SQLite file in WAL mode."""
 
     driver_errors = (sqlite3.Error,)
     connections_last = True
@@ -42,7 +42,7 @@ class SQLite(StoreBackend):
     }
 
     def connect(self, url: URL) -> Engine:
-        """As `StoreBackend`; makes the file's folder. Raises TrinityError if it is in memory or has a `fault`."""
+        """Create the file's folder if needed. Raises TrinityError for an in-memory database or one with a `fault`."""
         if not url.database or url.database == ":memory:":
             raise TrinityError(
                 "the experience store must outlive its process: give a file, not an in-memory database",
@@ -66,14 +66,14 @@ class SQLite(StoreBackend):
         _driver(connection).execute("BEGIN")
 
     def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
-        """As `StoreBackend`. SQLite has a lock for writers, and counts changes itself (`watch`)."""
+        """SQLite has a lock for writers, and counts changes itself (`watch`)."""
         _driver(connection).execute("BEGIN IMMEDIATE")  # a reader that becomes a writer may be refused at once
 
     def lock_schema(self, connection: Connection) -> None:
         _driver(connection).execute("BEGIN IMMEDIATE")
 
     def fault(self, url: URL) -> str:
-        """As `StoreBackend`. Of WAL's index in shared memory each machine would have its own."""
+        """On a network file system, each machine would have its own copy of WAL's shared-memory index."""
         kind = networked(Path(url.database or ""))
         if not kind:
             return ""
@@ -84,7 +84,7 @@ class SQLite(StoreBackend):
         )
 
     def no_room(self, url: URL, error: Exception) -> OSError | None:
-        """As `StoreBackend`: of a used-up quota SQLite says no more than that a write failed."""
+        """For an exhausted quota, SQLite only reports that a write failed."""
         if "disk I/O" not in str(error):
             return None
         try:
@@ -97,25 +97,25 @@ class SQLite(StoreBackend):
         return None
 
     def connect_read_only(self, url: URL) -> Engine:
-        """As `StoreBackend`. Raises DataError if the file is missing."""
+        """Raises DataError if the file is missing."""
         path = Path(url.database or "").absolute()
         if not path.is_file():
             raise DataError(f"there is no experience store {path}")
         options = {"mode": "ro", "uri": "true"}
         if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-            options["immutable"] = "1"  # else SQLite wants to make the write-ahead log's files even to read
+            options["immutable"] = "1"  # otherwise SQLite creates the write-ahead log's files even to read
         read_only = url.set(drivername="sqlite", database=f"file:{quote(str(path))}", query=options)
         return create_engine(read_only, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:
-        """As `StoreBackend`: SQLite keeps such a number itself, and gives it to a connection within microseconds."""
+        """SQLite keeps such a number itself and returns it within microseconds."""
         with engine.connect() as connection:
             driver = _driver(connection)
             yield lambda: int(driver.execute("PRAGMA data_version").fetchone()[0])
 
     def flush(self, engine: Engine, meta: Table) -> None:
-        """As `StoreBackend`: one commit with `synchronous=FULL` syncs all before it."""
+        """One commit with `synchronous=FULL` syncs all earlier commits."""
         with engine.connect() as connection:
             driver = _driver(connection)
             driver.execute("PRAGMA synchronous=FULL")

@@ -3,8 +3,8 @@
 Invariants, for any order in which explorers and trainer start, stop and crash:
 
 - Nothing is lost: an explore step's rows and the explorer's position after it are stored in one transaction.
-- Nothing is stored twice: a step that was put already is not put again.
-- Within a lineage no row is in two batches (unless reuse is asked for), and the same trainer step gets the same batch.
+- Nothing is stored twice: a step that was already put is ignored.
+- Within a lineage no row is in two batches (unless reuse is configured), and a trainer step always gets the same batch.
 - A batch consists of whole groups, in order of insertion by default.
 - After `rewind(c)` the store is as if nothing had happened after checkpoint c.
 """
@@ -41,17 +41,15 @@ LOST = (
     "again; `trinity audit` names them"
 )
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
-"""Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
+"""(version, rows of a step, newest leased train step, ready rows, other explorers' (rows, version)) → version."""
 
 
 class LineageChanged(TransientFault):
-    """The store was rewound under a running explorer: it starts over from `position()`, weights included."""
+    """The store was rewound under a running explorer, which must start over from `position()` and reload weights."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """The position at which an explorer resumes."""
-
     step: int
     """The last explore step that was put; 0: none."""
     position: dict[str, Any] | None
@@ -61,7 +59,7 @@ class Position:
 
 
 class ExperienceStore:
-    """The store of one run. Any number of processes may hold one; open it in each of them, after any fork."""
+    """The store of one run. Several processes may use it; each must open it itself, after any fork."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -72,14 +70,13 @@ class ExperienceStore:
     def open(cls, url: str | Path, namespace: str = "") -> ExperienceStore:
         """Open or create the store at a SQLAlchemy `url` (or the path of a SQLite file).
 
-        `namespace` keeps runs apart that share one database; `open_run_store` says which one is a run's.
+        `namespace` separates runs that share a database; `open_run_store` knows a run's namespace.
         """
         if isinstance(url, Path) or "://" not in url:
             url = f"sqlite:///{url}"
         return cls(Database(url, tables(namespace), namespace))
 
     def close(self) -> None:
-        """Close the connections."""
         self._database.close()
 
     def __enter__(self) -> ExperienceStore:
@@ -92,7 +89,7 @@ class ExperienceStore:
 
     @waits_for_room
     def position(self, explorer: str) -> Position:
-        """The position at which `explorer` resumes in the present lineage: call it before loading weights."""
+        """Return the position at which `explorer` resumes in the current lineage. Call it before loading weights."""
         t = self._tables
         query = select(t.steps.c.step, t.steps.c.position).where(t.steps.c.explorer == explorer)
         with self._database.write() as connection:
@@ -104,7 +101,7 @@ class ExperienceStore:
 
     @again_if_away
     def positions(self, explorer: str) -> list[dict[str, Any]]:
-        """The positions stored with all explore steps of `explorer` in the present lineage, in order."""
+        """Return the positions stored with all explore steps of `explorer` in the current lineage, in order."""
         t = self._tables
         query = select(t.steps.c.position).where(t.steps.c.explorer == explorer).order_by(t.steps.c.step)
         with self._database.read() as connection:
@@ -112,7 +109,7 @@ class ExperienceStore:
 
     @again_if_away
     def lineage(self) -> int:
-        """The present lineage; a waiting explorer polls it, and starts over if it has changed."""
+        """Return the current lineage. A waiting explorer polls it and starts over if it changes."""
         with self._database.read() as connection:
             return int(connection.execute(select(self._tables.meta.c.lineage)).scalar_one())
 
@@ -123,10 +120,10 @@ class ExperienceStore:
     ) -> bool:  # fmt: skip
         """Store the experiences of explore step `step` (from 1, without gaps) of `explorer`, and its position after it.
 
-        `newest_version` is the newest weight version of the step; `waits_for` is the version that the next step
-        needs, if any. Rows of one `group` are kept together; rows without one are groups of one. `drawn` are the tasks
-        of the step, for the ledger. Returns False if the step was stored before, which changes nothing. Raises
-        `LineageChanged` if the store was rewound since `position()`.
+        `newest_version` is the newest weight version used in the step; `waits_for` is the version that the next step
+        needs, if any. Rows with the same `group` stay together; rows without one are groups of one. `drawn` lists the
+        step's tasks for the ledger. Returns False, without changes, if the step was already stored. Raises
+        LineageChanged if the store was rewound since `position()`.
         """
         sql = statements(self._tables)
         groups, members = ledger.entries(experiences, drawn, explorer, step)
@@ -157,7 +154,7 @@ class ExperienceStore:
 
     @again_if_away
     def explored(self, explorer: str, step: int) -> list[Experience]:
-        """The experiences of an explore step, unless they were pruned."""
+        """Return the experiences of an explore step, unless they were pruned."""
         g, e = self._tables.groups.c, self._tables.experiences
         query = select(e.c.blob).join(self._tables.groups, g.id == e.c.group_id)
         with self._database.read() as connection:
@@ -166,16 +163,19 @@ class ExperienceStore:
 
     @waits_for_room
     def expect(self, explorer: str) -> None:
-        """Record that `explorer` will be started (again): it is waited for from now on, had it finished or left."""
+        """Record that `explorer` will be started (again): it is waited for, even if it had finished or left."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, waiting=None, finished=False)
             members.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
     def join(self, explorer: str, total_steps: int | None, length: int | None = None) -> bool:
-        """Record that `explorer` begins, with its total number of steps. True if its rollouts would not be trained on:
-        the trainer has finished, and the run's `length` (by default these steps) is no greater than it was for this
-        explorer while the trainer was at work; if it is, a trainer with more steps is expected too.
+        """Record that `explorer` begins, with its total number of steps. Return True if its rollouts would not be
+        trained on.
+
+        That is so if the trainer has finished, and the run's `length` (by default these steps) is no greater than it
+        was for this explorer while the trainer was active. If it is greater, a trainer with more steps is also
+        expected.
         """
         with self._database.write() as connection:
             now = self._database.now(connection)
@@ -185,8 +185,8 @@ class ExperienceStore:
     def mark_waiting(self, explorer: str, version: int | None) -> None:
         """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits).
 
-        Raises `LineageChanged` if the store was rewound since `position()`. An explorer may outlive its killed run for
-        a moment, and must not make the next run's trainer believe that no more rows come.
+        Raises LineageChanged if the store was rewound since `position()`: an explorer may briefly outlive its killed
+        run, and must not make the next run's trainer believe that no more rows come.
         """
         with self._database.write() as connection:
             self._check_lineage(connection, explorer)
@@ -198,10 +198,10 @@ class ExperienceStore:
     ) -> tuple[int | None, int]:
         """Let `explorer` begin a step of about `rows` rows with weights of `version` or newer, unless it must wait.
 
-        `awaited(version, rows, leased, ready, begun)` says which version it must wait for, if any, as
-        `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train
-        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts over or is
-        not seen for `LOST_SECONDS`. Raises `LineageChanged` as `mark_waiting` does.
+        `awaited(version, rows, leased, ready, begun)` returns the version it must wait for, if any, as
+        `config.sync_schedule.StalenessBound` does. That version is recorded and returned, with the newest train step
+        that has a batch. If it is None, the step counts as begun until it is put, or until its explorer starts over or
+        is not seen for `LOST_SECONDS`. Raises LineageChanged as `mark_waiting` does.
         """
         needed, leased = None, 0
         with self._database.write() as connection:
@@ -218,19 +218,19 @@ class ExperienceStore:
         return needed, leased
 
     def watching(self) -> AbstractContextManager[Callable[[], int]]:
-        """A cheap way to poll the store: a function whose number changes with every commit by others."""
+        """Yield a function whose number changes with every commit by others: a cheap way to poll the store."""
         return self._database.watching()
 
     @waits_for_room
     def mark_finished(self, explorer: str) -> None:
-        """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `mark_waiting` does."""
+        """Record that `explorer` has finished and puts nothing more. Raises LineageChanged as `mark_waiting` does."""
         with self._database.write() as connection:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
 
     @waits_for_room
     def leave(self, explorer: str) -> None:
-        """Record that `explorer` ends before its last step and may come back: the others do not wait for it."""
+        """Record that `explorer` ends before its last step and may come back: others do not wait for it."""
         with self._database.write() as connection:
             members.note(connection, self._tables, EXPLORER, explorer, left=True)
 
@@ -240,7 +240,7 @@ class ExperienceStore:
             raise LineageChanged(f"{explorer} belongs to an abandoned lineage: start over from the stored position")
 
     def _set_explorer(self, connection: Any, explorer: str, **values: Any) -> None:
-        """Record what is known of an explorer; a step that it had begun no longer counts, unless `values` say so."""
+        """Update an explorer's row. A step that it had begun no longer counts, unless `values` include it."""
         e, values = self._tables.explorers, {"begun_rows": None, "begun_version": None} | values
         if "waiting" in values:
             known = statements(self._tables).set_explorer.run(connection, key=explorer, **values)
@@ -255,7 +255,7 @@ class ExperienceStore:
     def expect_trainer(self, expected: bool = True) -> None:
         """Record that the trainer will be started again: it does not count as finished before it has begun.
 
-        False: it will not, because that start has failed.
+        With `expected=False`, withdraw that, because the start failed.
         """
         p = self._tables.presence
         with self._database.write() as connection:
@@ -269,10 +269,10 @@ class ExperienceStore:
 
     @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
-        """Record that the trainer begins, with its total number of steps; a trainer calls this after `rewind`.
+        """Record that the trainer begins, with its total number of steps. Call this after `rewind`.
 
-        If these are more than before, explorers that have finished count as unfinished until they say it again, unless
-        they have begun with more steps already.
+        If there are more steps than before, finished explorers count as unfinished until they report again, unless they
+        have already begun with more steps.
         """
         with self._database.write() as connection:
             members.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
@@ -283,15 +283,15 @@ class ExperienceStore:
         expert: ExpertSource | None = None, final: bool = False, now: float | None = None,
         whole_step: bool = False,
     ) -> list[Experience] | None:  # fmt: skip
-        """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
+        """Return the batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
 
-        With `whole_step`, the groups of the next explore step instead, whatever their number of rows.
+        With `whole_step`, it is the groups of the next explore step instead, whatever their number of rows.
 
-        The batch is recorded, and the same step gets the same one again. It is short (or empty: the trainer then makes
+        The batch is recorded, and the same step always gets the same one. It is short (or empty: the trainer then makes
         an empty step) only when every explorer has finished or waits for a version newer than `newest_version`, the
-        trainer's own; or with `final`, which takes the available rows. With `expert`, the strategy's share of the rows
-        comes from there, unless there is no rollout at all. Raises `TrinityError` for a step before the last
-        checkpoint, or where rows are of a newer policy than the trainer's.
+        trainer's own; or with `final`, which takes the available rows. With `expert`, the strategy's expert share of
+        the rows comes from there, unless there is no rollout at all. Raises TrinityError for a step before the last
+        checkpoint, or if rows come from a newer policy than the trainer's.
         """
         strategy, t = strategy or Fifo(), self._tables
         wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
@@ -329,13 +329,13 @@ class ExperienceStore:
 
     @again_if_away
     def batch(self, step: int) -> list[Experience]:
-        """The rollouts that trainer step `step` was given; none if there was no such step or it was pruned."""
+        """Return the rollouts that trainer step `step` was given; empty if there was no such step or it was pruned."""
         with self._database.read() as connection:
             return leasing.leased_experiences(connection, self._tables, step)
 
     @waits_for_room
     def flush(self) -> None:
-        """Return when everything written so far survives a power cut. Call before a checkpoint is given its name."""
+        """Return when everything written so far survives a power cut. Call before a checkpoint gets its final name."""
         self._database.flush()
 
     @waits_for_room
@@ -346,11 +346,11 @@ class ExperienceStore:
 
     @waits_for_room
     def rewind(self, step: int) -> int:
-        """Rewind to checkpoint `step` (0: the beginning); a trainer always calls this first.
+        """Rewind to checkpoint `step` (0: the beginning). A trainer must call this first.
 
         Changes nothing if nothing happened after it. Delete newer weights first (`WeightVersions.rewind`), so that an
-        explorer that notices the rewind finds none. Returns the rows of later batches that were pruned and are not
-        sampled again, with a warning: a rewind is exact only to the step of the last `prune` or later.
+        explorer that notices the rewind finds none. Returns the number of rows in later batches that were pruned and
+        are not sampled again, and logs a warning: a rewind is exact only to the step of the last `prune` or later.
         """
         with self._database.write() as connection:
             lost = leasing.rewind(connection, self._tables, step)
@@ -360,7 +360,8 @@ class ExperienceStore:
 
     @waits_for_room
     def prune(self, step: int, strategy: Strategy | None = None) -> int:
-        """Delete the rows of final batches up to `step`, the oldest that a rewind is to be exact for; return how many.
+        """Delete the rows of final batches up to `step`, the oldest step that an exact rewind may go back to. Return
+        their number.
 
         Rows that `strategy` may take again stay.
         """
@@ -371,26 +372,26 @@ class ExperienceStore:
 
     @again_if_away
     def mark_seen(self, role: str, name: str) -> None:
-        """Record that the explorer or trainer (`role`) of that name is at work."""
+        """Record that the explorer or trainer (`role`) of that name is alive."""
         with self._database.write() as connection:
             members.note(connection, self._tables, role, name, seen=self._database.now(connection))
 
     @again_if_away
     def now(self) -> float:
-        """Unix seconds by the clock that dates what is in the store."""
+        """Return Unix seconds of the clock that dates the store's records."""
         with self._database.read() as connection:
             return self._database.now(connection)
 
     @again_if_away
     def trainer(self) -> TrainerPresence:
-        """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
+        """Return the trainer's progress, when it was last seen, whether it has finished, and the current lineage."""
         with self._database.read() as connection:
             return members.trainer_state(connection, self._tables)
 
     @again_if_away
     def went_back_to(self, since: int) -> int:
-        """The oldest step that the trainer went back to after lineage `since`; where that is not recorded (an older
-        version did not), its newest checkpoint."""
+        """Return the oldest step that the trainer went back to after lineage `since`; its newest checkpoint if an older
+        version did not record that."""
         p = self._tables.presence.c
         with self._database.read() as connection:
             rewinds = connection.execute(select(p.name, p.total).where(p.role == REWIND)).all()
@@ -399,25 +400,26 @@ class ExperienceStore:
 
     @again_if_away
     def reaches(self, step: int) -> bool:
-        """True if trainer step `step` has had its batch from this store, or a checkpoint of it is recorded."""
+        """True if trainer step `step` has had its batch from this store, or its checkpoint is recorded."""
         with self._database.read() as connection:
             return members.newest_leased(connection, self._tables) >= step
 
     @again_if_away
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
-        """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
+        """Return explorer → its share in the batch of a train step, or in all batches."""
         with self._database.read() as connection:
             return members.contributions(connection, self._tables, step)
 
     @again_if_away
     def untrained(self, explorer: str | None = None) -> int:
-        """Rows in the queue, of all explorers or of one: once the trainer has finished, they stay untrained."""
+        """Count the rows in the queue, of all explorers or of one. After the trainer has finished they stay
+        untrained."""
         with self._database.read() as connection:
             return members.untrained_rows(connection, self._tables, explorer)
 
     @again_if_away
     def dropped_by(self, explorer: str) -> dict[str, int]:
-        """Operator or rule -> experiences of this explorer that it dropped, in steps that count."""
+        """Return operator or rule → number of this explorer's experiences it dropped, in steps that count."""
         with self._database.read() as connection:
             return ledger.dropped_by(connection, self._tables, explorer)
 
@@ -431,19 +433,19 @@ class ExperienceStore:
     def exhausted(self) -> bool:
         """True if every explorer has finished and the queue is empty.
 
-        One that has left does not count, unless all have.
+        Explorers that left are ignored unless all have.
         """
         stats = self.stats()
         return all_have_finished(stats.explorers) and not stats.ready
 
     @again_if_away
     def explorer_steps(self) -> dict[str, int]:
-        """The last step that each explorer has put, by its name; takes no longer in a store of many groups."""
+        """Return explorer → last step it put. Fast even if the store holds many groups."""
         with self._database.read() as connection:
             return {name: explorer.step for name, explorer in members.explorers(connection, self._tables).items()}
 
     @again_if_away
     def stats(self) -> Stats:
-        """Counts from one snapshot of the store."""
+        """Return counts from one snapshot of the store."""
         with self._database.read() as connection:
             return members.stats_of(connection, self._tables, self._database.now(connection))

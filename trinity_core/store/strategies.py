@@ -1,7 +1,7 @@
-"""Which groups make the next batch: pure functions of the stored facts of each group.
+"""Which groups make the next batch: pure functions of each group's stored facts.
 
-Strategies draw them; priority functions (`experience_buffer.replay_buffer`) say which come first. A plugin adds its
-own: a class with `@PRIORITY_FNS.register("name")`, whose fields are the `priority_fn_args`.
+Strategies choose groups; priority functions (`experience_buffer.replay_buffer`) rank them. A plugin can add its own: a
+class with `@PRIORITY_FNS.register("name")`, whose fields are the `priority_fn_args`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class Candidate:
     id: int
     """Ascending in order of insertion."""
     size: int
-    """Rows."""
+    """Number of rows."""
     newest: int
     """The newest policy version among its tokens; -1: none (given data)."""
     oldest: int
-    """The oldest one."""
+    """The oldest policy version among its tokens."""
     explorer: str = ""
-    """Who put it."""
+    """The explorer that put it."""
     step: int = 0
-    """The explore step that it is of."""
+    """Its explore step."""
     uses: int = 0
-    """Trainer steps that have used it."""
+    """Number of trainer steps that have used it."""
 
 
 class PriorityFunction(ABC):
-    """The priority of a group, and how often one may be used."""
+    """The priority of a group, and how often a group may be used."""
 
     @property
     def use_limit(self) -> int | None:
-        """Train steps that may use a group; None: any number."""
+        """Maximum number of train steps that may use a group; None: unlimited."""
         return None
 
     @abstractmethod
     def priority(self, group: Candidate, noise: float) -> float:
-        """The priority; `noise` is redrawn, from a standard normal distribution, for each group and train step."""
+        """Return the priority. `noise` is standard normal, redrawn for each group and train step."""
 
 
 PRIORITY_FNS: Registry[type[PriorityFunction]] = Registry("priority function")
@@ -58,7 +58,7 @@ PRIORITY_FNS: Registry[type[PriorityFunction]] = Registry("priority function")
 @PRIORITY_FNS.register("linear_decay")
 @dataclass(frozen=True)
 class LinearDecay(PriorityFunction):
-    """`newest version - decay * uses`: what a new policy sampled, and what was used less, first."""
+    """`newest version - decay * uses`: prefers groups sampled by newer policies and used less often."""
 
     decay: float = 2.0
 
@@ -70,7 +70,8 @@ class LinearDecay(PriorityFunction):
 @PRIORITY_FNS.register("decay_limit_randomization")
 @dataclass(frozen=True)
 class DecayLimitRandomization(PriorityFunction):
-    """`newest version - decay * uses + sigma * noise`, for groups used fewer than `use_count_limit` times (0: all)."""
+    """`newest version - decay * uses + sigma * noise`, for groups used fewer than `use_count_limit` times (0:
+    unlimited)."""
 
     decay: float = 2.0
     use_count_limit: Annotated[int, Ge(0)] = 3
@@ -78,7 +79,6 @@ class DecayLimitRandomization(PriorityFunction):
 
     @property
     def use_limit(self) -> int | None:
-        """`use_count_limit`."""
         return self.use_count_limit or None
 
     def priority(self, group: Candidate, noise: float) -> float:
@@ -94,12 +94,11 @@ class Choice:
 
     @property
     def rows(self) -> int:
-        """Rows taken."""
         return sum(group.size for group in self.take)
 
 
 class Strategy(ABC):
-    """How a batch is chosen. The fields of a strategy are what `algorithm.sample_strategy_args` may give."""
+    """How a batch is chosen. Its fields are the possible `algorithm.sample_strategy_args`."""
 
     @property
     def cooldown(self) -> float | None:
@@ -108,7 +107,7 @@ class Strategy(ABC):
 
     @property
     def use_limit(self) -> int | None:
-        """Train steps that may use a group; None: any number."""
+        """Maximum number of train steps that may use a group; None: unlimited."""
         return None
 
     @property
@@ -118,7 +117,7 @@ class Strategy(ABC):
 
     @property
     def expert_ratio(self) -> float:
-        """The share of a batch's rows that comes from expert data."""
+        """Share of a batch's rows that comes from expert data."""
         return 0.0
 
     @abstractmethod
@@ -127,7 +126,7 @@ class Strategy(ABC):
 
 
 def first_explore_step(groups: Sequence[Candidate]) -> list[Candidate]:
-    """The `groups` that belong to the explore step of the first one."""
+    """Return the `groups` from the same explore step as the first one."""
     return [group for group in groups if (group.explorer, group.step) == (groups[0].explorer, groups[0].step)]
 
 
@@ -135,7 +134,7 @@ STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")
 
 
 def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
-    """The shortest prefix of `candidates` with at least `rows` rows."""
+    """Return the shortest prefix of `candidates` with at least `rows` rows."""
     taken: list[Candidate] = []
     count = 0
     for group in candidates:
@@ -153,7 +152,6 @@ class Fifo(Strategy):
     """Takes groups in order of insertion, each once."""
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
-        """The oldest groups."""
         return Choice(take_until(candidates, rows))
 
 
@@ -164,10 +162,10 @@ def _priority_fns() -> list[str]:
 @STRATEGIES.register("priority")
 @dataclass(frozen=True)
 class Priority(Strategy):
-    """The highest priority first, by `priority_fn` with its `priority_fn_args`, older insertion first among equals.
+    """Takes the highest priority first, by `priority_fn` with its `priority_fn_args`; ties go to the older group.
 
-    With `reuse_cooldown_time` a group may be taken again that many seconds after it was; without, each is taken once.
-    `decay` is that of `linear_decay`. Noise derives from `seed`, the group and the trainer's version.
+    With `reuse_cooldown_time` a group may be taken again after that many seconds; without, each is taken once. `decay`
+    is that of `linear_decay`. Noise derives from `seed`, the group and the trainer's version.
     """
 
     reuse_cooldown_time: float | None = None
@@ -184,12 +182,10 @@ class Priority(Strategy):
 
     @property
     def cooldown(self) -> float | None:
-        """`reuse_cooldown_time`."""
         return self.reuse_cooldown_time
 
     @property
     def use_limit(self) -> int | None:
-        """The limit of the priority function."""
         return self.function.use_limit
 
     @property
@@ -198,7 +194,6 @@ class Priority(Strategy):
         return True
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
-        """The groups of highest priority."""
         noise = np.random.default_rng([self.seed, version]).standard_normal(len(candidates)).tolist()
         priorities = [self.function.priority(group, draw) for group, draw in zip(candidates, noise, strict=True)]
         ranked = sorted(zip(priorities, candidates, strict=True), key=lambda pair: (-pair[0], pair[1].id))
@@ -208,17 +203,16 @@ class Priority(Strategy):
 @STRATEGIES.register("staleness_control")
 @dataclass(frozen=True)
 class StalenessControl(Strategy):
-    """Takes groups in order of insertion, without those more than `max_staleness` versions behind."""
+    """Takes groups in order of insertion, except those more than `max_staleness` versions behind."""
 
     max_staleness: int = 1
 
     @property
     def whole_queue(self) -> bool:
-        """True: a stale group may stand anywhere."""
         return True
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
-        """The oldest groups that are fresh enough, by the oldest version among their tokens."""
+        """Drop groups whose oldest version is too old, and take the oldest of the rest."""
         stale = [group for group in candidates if 0 <= group.oldest < version - self.max_staleness]
         gone = {group.id for group in stale}
         return Choice(take_until([group for group in candidates if group.id not in gone], rows), stale)
@@ -231,7 +225,7 @@ def _names_within_mix() -> list[str]:
 @STRATEGIES.register("mix")
 @dataclass(frozen=True)
 class Mix(Strategy):
-    """A share of expert rows in each batch, the rest by `inner` from the rollouts."""
+    """A share of expert rows in each batch; `inner` chooses the rest from the rollouts."""
 
     expert_data_ratio: float = 0.5
     inner: Annotated[Strategy, Choices(_names_within_mix)] = field(default_factory=Fifo)
@@ -242,26 +236,22 @@ class Mix(Strategy):
 
     @property
     def cooldown(self) -> float | None:
-        """The cooldown of `inner`."""
         return self.inner.cooldown
 
     @property
     def use_limit(self) -> int | None:
-        """The limit of `inner`."""
         return self.inner.use_limit
 
     @property
     def whole_queue(self) -> bool:
-        """The choice of `inner`."""
         return self.inner.whole_queue
 
     @property
     def expert_ratio(self) -> float:
-        """`expert_data_ratio`."""
         return self.expert_data_ratio
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
-        """As `inner`; `rows` counts the rollouts alone."""
+        """As `inner`; `rows` counts only rollouts."""
         return self.inner.choose(candidates, rows, version)
 
 
@@ -269,10 +259,10 @@ def make_strategy(
     name: str | None, args: dict[str, Any] | None = None, max_staleness: int | None = None,
     replay: Mapping[str, Any] | None = None,
 ) -> Strategy:  # fmt: skip
-    """The strategy of `algorithm.sample_strategy` (with its `_args`).
+    """Return the strategy of `algorithm.sample_strategy` (with its `_args`).
 
     With `max_staleness` (`synchronizer.max_staleness`) no older rows are drawn. With `replay` rollouts are drawn by
-    priority, and it holds arguments of `Priority` that `args` leaves out. Raises `TrinityError` for an unknown name or
+    priority; it provides arguments of `Priority` that `args` leaves out. Raises TrinityError for an unknown name or
     argument.
     """
     args = dict(args or {})

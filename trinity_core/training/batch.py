@@ -18,51 +18,47 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows. Response token t of a row is in column t of [B, T]; tokens that are no actions are masked out."""
+    """B rows. Response token t of a row is in column t of [B, T]; tokens that are not actions are masked out."""
 
     experiences: list[Experience]
     mask: Tensor
     """bool [B, T]: action tokens."""
     rollout_logprobs: Tensor | None
-    """float32 [B, T], to be read where `has_rollout_logprobs`; None if no row has any."""
+    """float32 [B, T], valid where `has_rollout_logprobs`; None if no row has any."""
     has_rollout_logprobs: Tensor
-    """bool [B]."""
     rewards: Tensor
-    """float64 [B], to be read in rows that are not `excluded`: `total_reward`."""
+    """float64 [B]: `total_reward`, valid in rows that are not `excluded`."""
     token_rewards: Tensor | None
     """float32 [B, T], without the sequence's reward; 0 in rows without any, None if no row has any."""
     teacher_logprobs: Tensor | None
-    """float32 [B, T], to be read in rows that are not `excluded`; None if no row has any."""
+    """float32 [B, T], valid in rows that are not `excluded`; None if no row has any."""
     is_expert: Tensor
-    """bool [B]."""
 
     def __len__(self) -> int:
         return len(self.experiences)
 
     @property
     def width(self) -> int:
-        """T."""
         return self.mask.shape[1]
 
     @property
     def excluded(self) -> Tensor:
-        """bool [B]: expert rows, unscored answers and cut prompts, which take no part in advantages."""
+        """bool [B]: expert rows, unscored answers and truncated prompts; excluded from advantages."""
         asked = _asked(self.experiences)
         out = [e.is_expert or e.is_unscored or e.group not in asked for e in self.experiences]
         return torch.tensor(out, device=self.mask.device)
 
     @property
     def groups(self) -> list[str]:
-        """The group of each row."""
         return [e.group for e in self.experiences]
 
 
 def make_batch(experiences: Sequence[Experience], device: torch.device, needs: Collection[str] = ()) -> Batch:
-    """The batch of these rows, in this order.
+    """Return the batch of these rows, in this order.
 
-    A row may have no token that carries loss: its answer is unscored, or its prompt was cut. So is a rollout that lacks
-    a verdict of `needs` (`Objective.needs_of_rows`): it is masked, with a warning. Raises DataError for no rows, and
-    InputError if all rollouts lack one.
+    A row may have no loss-carrying token: unscored answers and truncated prompts. A rollout without one of `needs`
+    (`Objective.needs_of_rows`) is masked too, with a warning. Raises DataError for no rows, and InputError if all
+    rollouts lack one.
     """
     if not experiences:
         raise DataError("a training batch has no rows")
@@ -84,7 +80,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device, needs: C
 
 
 def _judged(experiences: Sequence[Experience], needs: Collection[str]) -> list[Experience]:
-    """The rows, those that lack a verdict of `needs` as unscored ones: nothing that is missing is read as a 0."""
+    """Mark rows that lack one of `needs` as unscored, so that a missing value is never read as 0."""
     rollouts = [e for e in experiences if not e.is_expert and e.action_mask.any()]
     lacking = {id(e): absent for e in rollouts if (absent := [name for name in needs if _lacks(e, name)])}
     if not lacking:
@@ -125,15 +121,15 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
 
 
 def _asked(experiences: Sequence[Experience]) -> set[str]:
-    """The groups for which something was sampled; a rollout of theirs for which nothing was counts as well."""
+    """Return the groups with at least one sampled rollout."""
     return {e.group for e in experiences if not e.is_unsampled}
 
 
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps.
+    """Metrics of a batch as drawn: lengths, rewards, and the staleness of its tokens in train steps.
 
-    A rollout of several rows has one reward, the mean of theirs, as in the explorer's metrics. Lengths are those of
-    rollouts, or of expert rows where there are no rollouts.
+    The reward of a rollout with several rows is their mean, as in the explorer's metrics. Lengths are those of
+    rollouts, or of expert rows if there are no rollouts.
     """
     rows = batch.experiences
     own = [e for e in rows if not e.is_expert]

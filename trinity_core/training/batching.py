@@ -1,8 +1,7 @@
 """Plans micro-batches within a token budget, the same number on every rank. Pure arithmetic.
 
-A *unit* is a set of rows that belong in one micro-batch: the rollouts of a group, which share a prompt, or the two rows
-of a DPO pair, whose loss is of the pair. The loss does not depend on how units are put together (see `update.py`); only
-memory and time do.
+A *unit* is a set of rows that must share a micro-batch: the rollouts of a group, which share a prompt, or the two rows
+of a DPO pair. How units are combined changes memory and time, but not the loss (see `update.py`).
 
 Rows of a micro-batch share their prompts while the attention mask has at most `largest_mask` elements (None: no limit),
 and are padded otherwise (see `micro.py`); their cost follows from that. With a limit of 0 all rows are padded.
@@ -23,16 +22,14 @@ class RowUnit:
 
     rows: tuple[int, ...]
     tokens: int
-    """Their tokens in one micro-batch without padding; a shared prompt counts once."""
+    """Tokens of the rows in one micro-batch without padding; a shared prompt counts once."""
     longest: int
-    """Their longest sequence, in tokens. Units of similar length are put together."""
+    """Tokens of the longest sequence. Units of similar length are combined."""
     prompt: int = 0
-    """Their longest prompt."""
     response: int = 0
-    """Their longest response."""
 
     def with_(self, other: RowUnit, shared: int = 0) -> RowUnit:
-        """Join both in one unit; `shared` tokens of the other are counted here already."""
+        """Join both units; `shared` tokens of `other` are already counted in this one."""
         return RowUnit(
             self.rows + other.rows, self.tokens + other.tokens - shared, max(self.longest, other.longest),
             max(self.prompt, other.prompt), max(self.response, other.response),
@@ -49,7 +46,6 @@ Plan = list[list[tuple[int, ...]]]
 
 
 def mask_elements(rows: int, prompt: int, response: int) -> int:
-    """Elements of the attention mask of rows that share prompts, by their longest prompt and response."""
     return rows * response * (prompt + response)
 
 
@@ -57,7 +53,7 @@ def units_of(
     groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int,
     largest_mask: int | None = None,
 ) -> list[RowUnit]:  # fmt: skip
-    """One unit for each group of rows that share a prompt; a group beyond the budget is split into several.
+    """Return one unit for each group of rows that share a prompt; a group beyond the budget is split.
 
     `prompts` and `responses` are lengths in tokens. Rows of a group need not be adjacent.
     """
@@ -77,7 +73,8 @@ def units_of(
 
 
 def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[RowUnit]:
-    """One unit for each two adjacent rows (DPO: chosen, rejected). Raises ValueError for an odd number of rows."""
+    """Return one unit for each two adjacent rows (DPO: chosen, rejected). Raises ValueError for an odd number of
+    rows."""
     if len(prompts) % 2:
         raise ValueError(f"pairs need an even number of rows, got {len(prompts)}")
     rows = [_unit(row, prompts, responses) for row in range(len(prompts))]
@@ -93,10 +90,11 @@ def _unit(row: int, prompts: Sequence[int], responses: Sequence[int]) -> RowUnit
 
 
 def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | None = None) -> Plan:
-    """Put every unit into one micro-batch of at most `budget` tokens, the same number of micro-batches on each rank.
+    """Assign every unit to a micro-batch of at most `budget` tokens, with the same number of micro-batches on each
+    rank.
 
-    The number of rounds is the least that the budget allows; for that number the largest micro-batch is as small as
-    possible, so that ranks wait little for each other. A unit beyond the budget gets its own micro-batch.
+    The number of micro-batches is the smallest that the budget allows. For that number the largest micro-batch is as
+    small as possible, so that ranks wait little for each other. A unit beyond the budget gets its own micro-batch.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
     wanted = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks
@@ -114,14 +112,13 @@ def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | 
 
 
 def _share(bins: list[tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, ...]]:
-    """The rank's share of bins sorted by cost, dealt in alternating direction so that totals are even."""
+    """The rank's share of bins sorted by cost, dealt in alternating direction to even out totals."""
     return [
         bins[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(bins), ranks)
     ]
 
 
 def _cut(order: Sequence[RowUnit], capacity: int, largest_mask: int | None) -> list[RowUnit]:
-    """Combine adjacent units greedily up to `capacity`."""
     bins: list[RowUnit] = []
     for unit in order:
         if bins and (together := bins[-1].with_(unit)).cost(largest_mask) <= capacity:

@@ -2,7 +2,7 @@
 
 `actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
 one rank (those of `optim_…` also in further files, `…_part_2.pt`); `extra_state_…` holds the rank's random states;
-`trainer_state.json` holds the rest. Of a policy with an adapter those are the adapter's tensors alone, and
+`trainer_state.json` holds the rest. For a policy with an adapter, the tensors are the adapter's alone, and
 `actor/lora_adapter/adapter_config.json` describes it. Files are loaded with `weights_only`, so no code in them can run.
 """
 
@@ -45,7 +45,7 @@ from trinity_core.training.state import (
 )
 
 PIECE_BYTES = 2 << 30
-"""Bytes of the optimiser's state in one file of a rank."""
+"""Bytes of optimiser state in one file of a rank."""
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -56,22 +56,18 @@ class TrainerState:
 
     step: int
     optimizer_steps: dict[str, int]
-    """Updates made, by folder (`actor`, `critic`)."""
+    """Number of updates, by folder (`actor`, `critic`)."""
     objective: dict[str, float] = field(default_factory=dict)
-    """Adaptive coefficients."""
     loss_scales: dict[str, dict[str, float]] = field(default_factory=dict)
-    """`state.loss_scale`, by folder."""
     began: dict[str, str] = field(default_factory=dict)
-    """The `Beginning` of the run."""
 
     @classmethod
     def read(cls, folder: Path) -> TrainerState:
-        """The state in a checkpoint's folder. Raises DataError for that of a newer release."""
+        """Read the state from a checkpoint's folder. Raises DataError for a newer release's."""
         return from_record(cls, json.loads((folder / STATE).read_text()), folder / STATE)
 
 
 def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
-    """The engines whose state a checkpoint holds, by folder name."""
     engines = {"actor": learner.engine}
     if learner.critic is not None:
         engines["critic"] = learner.critic.engine
@@ -79,7 +75,7 @@ def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
 
 
 def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None = None) -> None:
-    """Copy the whole state after `step`: this rank's share of the tensors, and what rank 0 writes. Collective.
+    """Copy the state after `step`: this rank's share of the tensors and, on rank 0, the shared files. Collective.
 
     The engines' next update waits until their tensors are copied.
     """
@@ -87,7 +83,7 @@ def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None 
     engines = engines_by_folder(learner)
     for part, engine in engines.items():
         names = [f"{part}/{shard_name(kind, ranks.world_size, ranks.rank)}" for kind in ("model", "optim")]
-        stream = engine.copies if engine.plain else None  # what ZeRO gathers is gone at the next tensor
+        stream = engine.copies if engine.plain else None  # tensors that ZeRO gathers are gone at the next one
         _copy_share(weights(engine), names[0], ranks, copying, stream)
         _copy_share(optimizer_state(engine), names[1], ranks, copying, stream, PIECE_BYTES)
         file = BytesIO()
@@ -104,7 +100,7 @@ def copy(learner: Learner, step: int, copying: Copying, began: Beginning | None 
 
 
 def largest_file(learner: Learner) -> int:
-    """Bytes of the largest file that `copy` makes on one rank."""
+    """Return the size in bytes of the largest file that `copy` makes on one rank."""
     sizes = []
     for engine in engines_by_folder(learner).values():
         saved = sum(math.prod(whole_shape(p, engine)) for _, p in parameters(engine))
@@ -114,13 +110,13 @@ def largest_file(learner: Learner) -> int:
 
 
 def model_bytes(learner: Learner) -> int:
-    """Bytes of the whole policy, also of an adapter's base: what a conversion writes."""
+    """Return the size in bytes of the whole policy, an adapter's base included: the output of a conversion."""
     engine = learner.engine
     return sum(math.prod(whole_shape(p, engine)) for p in engine.module.parameters()) * engine.settings.dtype.itemsize
 
 
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
-    """The turn in which each rank writes, by `trainer.save_strategy`. Collective.
+    """Return the turn in which each rank writes, by `trainer.save_strategy`. Collective.
 
     `unrestricted`: all at once; `single_node`: one node after the other; `single_process` and `single_thread`: one rank
     after the other (each worker writes with one thread, so both mean the same).
@@ -135,7 +131,7 @@ def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
 
 
 def nodes_of(ranks: Ranks) -> list[int]:
-    """A number for the node of each rank. Collective."""
+    """Return a number for the node of each rank. Collective."""
     nodes = torch.zeros(ranks.world_size, dtype=torch.int64)
     nodes[ranks.rank] = zlib.crc32(socket.gethostname().encode())
     return sum_over_ranks(nodes, ranks).tolist()
@@ -145,14 +141,15 @@ def _copy_share(
     tensors: Iterator[tuple[str, Tensor]], file: str, ranks: Ranks, copying: Copying, stream: CopyStream | None,
     piece: float = math.inf,
 ) -> None:  # fmt: skip
-    """Copy this rank's share of `tensors`: to `file`, and what is beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt`
-    and so on. Collective: every rank iterates over all tensors, and so ends a file when others do.
+    """Copy this rank's share of `tensors` to `file`, and anything beyond `piece` bytes to `…_part_2.pt`, `…_part_3.pt`
+    and so on.
+
+    Collective: every rank iterates over all tensors, so all ranks end their files at the same tensors.
     """
     numbered, parts = enumerate(tensors), 1
     following = next(numbered, None)
 
     def share() -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors up to the end of a file."""
         nonlocal following
         passed = 0
         while following is not None and passed < piece * ranks.world_size:
@@ -169,7 +166,6 @@ def _copy_share(
 
 
 def part_of(file: str, number: int) -> str:
-    """The file of a further piece of what begins in `file`."""
     return f"{file.removesuffix('.pt')}_part_{number}.pt"
 
 
@@ -212,7 +208,7 @@ def _load_all(folder: Path, content: str) -> dict[str, Tensor]:
 
 
 def random_state(ranks: Ranks) -> dict[str, Any]:
-    """The states of this process's random generators, as plain values and tensors."""
+    """Return the states of this process's random generators, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
@@ -226,7 +222,6 @@ def random_state(ranks: Ranks) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """The inverse of `random_state`."""
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""Longest wait of one rank for another; the others wait in a collective while rank 0 waits for a batch."""
+"""Longest time that one rank waits for another in a collective, including rank 0's wait for a batch."""
 RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
-"""Time for all ranks to join; their processes run already. Torch's error says how many have joined."""
+"""Time for all ranks to join; their processes already run. Torch's error says how many have joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,9 @@ class SequenceGroup:
     """The ranks that share sequences with this one."""
 
     rank: int
-    """This one's place among them."""
+    """Index of this rank in the group."""
     size: int
     group: Any
-    """Their process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,16 @@ class Ranks:
     sequence: SequenceGroup | None = None
     """None: each rank has whole sequences."""
     data_group: Any = None
-    """The process group of the ranks that have other sequences, one of each `SequenceGroup`; None: all ranks."""
+    """Ranks with different sequences, one of each `SequenceGroup`; None: all ranks."""
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which talks to the rest of the run."""
+        """True on rank 0, which talks to the rest of the run."""
         return self.rank == 0
 
     @property
     def sharing(self) -> int:
-        """Ranks that share a sequence."""
+        """Number of ranks that share a sequence."""
         return self.sequence.size if self.sequence else 1
 
 
@@ -58,9 +57,9 @@ _listeners: dict[tuple[str, int], socket.socket] = {}
 
 
 def meeting_point() -> tuple[str, int]:
-    """An address and a port of this machine, on which this process listens from now on; for rank 0 to call.
+    """Return an address and a port on which this process listens from now on. Called on rank 0.
 
-    Seconds pass until the ranks meet, in which another process could take a port that is merely free.
+    The listener stays open because another process could take a port that is merely free.
     """
     listener = socket.create_server((own_address(), 0))
     address, port = listener.getsockname()[:2]
@@ -70,7 +69,7 @@ def meeting_point() -> tuple[str, int]:
 
 
 def uses_gpu() -> bool:
-    """Whether this process was given a GPU. Raises TrinityError if torch cannot use it: the CPU is no substitute."""
+    """True if this process has a usable GPU. Raises TrinityError if it was given one that torch cannot use."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
@@ -91,8 +90,8 @@ def uses_gpu() -> bool:
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
     """Join the process group: NCCL with a GPU, gloo otherwise; each process sees its own GPU as device 0.
 
-    Sets the environment that DeepSpeed reads, so it must be called before the process first imports deepspeed. A
-    process that is in a group already (a second trainer in the same processes) stays in it.
+    Sets the environment that DeepSpeed reads, so call it before the process first imports deepspeed. A process that is
+    already in a group (a second trainer in the same processes) stays in it.
     """
     os.environ.update(
         DS_ACCELERATOR="cuda" if use_gpu else "cpu",
@@ -102,13 +101,13 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         MASTER_ADDR=master_addr,
         MASTER_PORT=str(master_port),
     )
-    # Gloo would listen at the address of the host name, which other nodes may not reach.
+    # By default gloo listens on the host name's address, which other nodes may not reach.
     if interface := interface_of(LOOPBACK if master_addr == LOOPBACK else own_address()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     import deepspeed
     import torch
 
-    # DeepSpeed would compile an all-reduce for inference when its CPU backend starts; training uses gloo.
+    # DeepSpeed's CPU backend would compile an all-reduce for inference at startup; training uses gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     if use_gpu:
@@ -125,13 +124,13 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    # ZeRO 3 partitions a model before `deepspeed.initialize`, and would take this rank for the only one.
+    # ZeRO 3 partitions a model before `deepspeed.initialize`; uninitialized, it would assume a single rank.
     deepspeed.init_distributed("nccl" if use_gpu else "gloo", dist_init_required=False, verbose=False)
     return Ranks(rank, world_size, device)
 
 
 def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:
-    """Torch's store, served by rank 0 at `address` only: by default it would listen on every interface."""
+    """Return torch's store, served by rank 0 on `address` only: by default it listens on every interface."""
     from torch.distributed import TCPStore
 
     listener = None
@@ -141,7 +140,7 @@ def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> to
 
 
 def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
-    """Rank 0's `blob` on every rank (the others pass None). No pickle is involved."""
+    """Return rank 0's `blob` on every rank (the others pass None), without pickle."""
     import torch
 
     if ranks.world_size == 1:
@@ -161,7 +160,7 @@ def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
 
 
 def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """The element-wise sum of `values` over all ranks, or those that have other sequences; in place."""
+    """Sum `values` element-wise and in place over all ranks, or over those with different sequences."""
     import torch
 
     if ranks.world_size > 1:
@@ -170,7 +169,6 @@ def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def any_rank(flag: bool, ranks: Ranks) -> bool:
-    """Whether `flag` holds on at least one rank."""
     import torch
 
     flags = torch.tensor([int(flag)])

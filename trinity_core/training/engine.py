@@ -1,10 +1,10 @@
-"""One model with its optimiser, under DeepSpeed where ZeRO partitions it: backward over micro-batches, then one step.
+"""One model with its optimiser: backward over micro-batches, then one step. DeepSpeed is used where ZeRO partitions it.
 
-The loss given to `backward` is one term of a sum over the whole batch; gradients are summed over micro-batches and
+The loss passed to `backward` is one term of a sum over the whole batch; gradients are summed over micro-batches and
 ranks (DeepSpeed averages over ranks, so terms are scaled by their number). `step` takes the learning rate.
 
-Without partitions (ZeRO 0) DeepSpeed is left out: its hooks on each parameter take the host longer than torch's whole
-backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `host`).
+Without partitions (ZeRO 0) DeepSpeed is not used: on the host, its hooks on each parameter take longer than torch's
+whole backward pass, and a GPU waits for the host (`benchmarks/gpu.py`, part `host`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class TrainingEngineSettings:
-    """Optimiser, precision and partitioning of one engine."""
-
     betas: tuple[float, float]
     eps: float
     weight_decay: float
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
-    """As `config.training.zero_stage_of` gives it: 0 is for float32, and for bfloat16 on one rank."""
+    """See `config.training.zero_stage_of`: 0 is for float32, and for bfloat16 on one rank."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -57,11 +55,10 @@ class TrainingEngine:
     ) -> None:
         self.ranks = ranks
         self.adapter = adapter
-        """What alone is trained and saved of the module; None: all of it."""
+        """The only part that is trained and saved; None: the whole module."""
         self.settings = settings
         self.device = ranks.device
         self.module: Any = module
-        """The model itself."""
         self.plain = settings.zero_stage == 0
         """True if each rank has all weights and optimiser state: no partitions, and no DeepSpeed."""
         config = deepspeed_config(settings, ranks)
@@ -70,7 +67,8 @@ class TrainingEngine:
         if self.plain:
             broadcast(module, ranks)
         self.masters = {p: _master(p) if self.plain else p for p in trained}
-        """What the optimiser is given for each parameter: without partitions its float32 weights, else itself."""
+        """The tensor that the optimiser updates for each parameter: its float32 weights if `plain`, else the parameter
+        itself."""
         self.optimizer = torch.optim.AdamW(
             self.masters.values(),
             lr=0.0,
@@ -80,7 +78,8 @@ class TrainingEngine:
             fused=True,
         )
         self.copies = CopyStream(ranks.device)
-        """Copies weights and optimiser state during the next step's passes; what changes or moves them waits."""
+        """Copies weights and optimiser state during the next step's passes; operations that change or move them
+        wait."""
         self._forward: Any = module
         if self.plain:
             return
@@ -96,7 +95,7 @@ class TrainingEngine:
             _update_in_place(self.deepspeed.optimizer)
 
     def __call__(self, *args: Any) -> Any:
-        """The module's forward, with DeepSpeed's gathering of partitioned parameters."""
+        """The module's forward; under DeepSpeed it gathers partitioned parameters."""
         return self._forward(*args)
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -108,7 +107,7 @@ class TrainingEngine:
         self.deepspeed.backward(loss * self.ranks.world_size)
 
     def step(self, lr: float) -> float:
-        """Update the weights; returns the norm of the whole gradient before clipping. Collective.
+        """Update the weights; return the norm of the whole gradient before clipping. Collective.
 
         With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         """
@@ -132,9 +131,9 @@ class TrainingEngine:
         return float(norm)
 
     def offload(self) -> None:
-        """Move weights, gradients and optimiser state to the machine's memory. Not under ZeRO 3.
+        """Move weights, gradients and optimiser state to host memory. Not under ZeRO 3.
 
-        There the engine cannot compute, but a checkpoint can be saved.
+        An offloaded engine cannot compute, but its checkpoint can be saved.
         """
         self.copies.hold_device()
         if self.plain:
@@ -145,7 +144,6 @@ class TrainingEngine:
         self.module.to(HOST)  # also what is not trained
 
     def reload(self) -> None:
-        """Undo `offload`."""
         if self.plain:
             self._move_state(self.device)
         else:
@@ -154,8 +152,10 @@ class TrainingEngine:
         self.module.to(self.device)
 
     def _move_state(self, device: torch.device) -> None:
-        """Move trained weights, their masters and the optimiser's state. Not to pinned memory: torch takes the
-        next power of two for each tensor, and keeps it."""
+        """Move trained weights, their masters and the optimiser's state.
+
+        Does not use pinned memory: torch rounds each pinned tensor up to a power of two, and keeps the memory.
+        """
         for weight in {**dict.fromkeys(self.masters), **dict.fromkeys(self.masters.values())}:
             weight.data = weight.data.to(device)
         for state in self.optimizer.state.values():
@@ -164,9 +164,9 @@ class TrainingEngine:
                     state[name] = value.to(device)
 
     def _link(self) -> None:
-        """Let parameters find their float32 weights and moments where these are now; checkpoints read them so.
+        """Relink parameters to their float32 weights and moments after a move; checkpoints read these links.
 
-        DeepSpeed 0.19.8 forgets the moments when states move: it links them once, in the first step.
+        DeepSpeed 0.19.8 loses the moments when states move: it links them once, in the first step.
         """
         zero = self.deepspeed.optimizer
         zero._link_all_hp_params()
@@ -186,7 +186,7 @@ class FrozenModule:
         if settings.zero_stage < 3:
             if settings.zero_stage:
                 _cast(module, settings.dtype)
-            if ranks.world_size > 1:  # rank 0 alone has read the weights
+            if ranks.world_size > 1:  # only rank 0 has read the weights
                 self.module.to(self._device)
                 broadcast(self.module, ranks)
             self.module.to(self.rests_on)
@@ -198,13 +198,13 @@ class FrozenModule:
         self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
 
     def move(self, to_host: bool) -> None:
-        """Move it to the machine's memory, where an engine needs the GPU, or back to where it rests."""
+        """Move the module to host memory when an engine needs the GPU, or back to `rests_on`."""
         self.module.to(HOST if to_host else self.rests_on)
 
     @contextmanager
     def on_device(self) -> Iterator[Callable[..., Any]]:
-        """A context that gives the forward with the weights on the device; `param_offload` keeps them in host memory
-        otherwise."""
+        """A context that yields the forward with the weights on the device; with `param_offload` they are in host
+        memory otherwise."""
         self.module.to(self._device)
         try:
             yield self._forward
@@ -213,14 +213,15 @@ class FrozenModule:
 
 
 def broadcast(module: nn.Module, ranks: Ranks) -> None:
-    """Give every rank the parameters of rank 0, which alone has read them. Collective."""
+    """Send rank 0's parameters to every rank; only rank 0 has read them. Collective."""
     if ranks.world_size > 1:
         for p in module.parameters():
             torch.distributed.broadcast(p.data, 0)
 
 
 def _master(p: nn.Parameter) -> nn.Parameter:
-    """The float32 weights of a parameter, whose gradients are added to theirs as they come; itself if it is float32."""
+    """Return a parameter's float32 copy, to which its gradients are added as they arrive; the parameter itself if
+    float32."""
     if p.dtype == torch.float32:
         return p
     master = nn.Parameter(p.detach().float())
@@ -235,9 +236,9 @@ def _master(p: nn.Parameter) -> nn.Parameter:
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
-    """The gradients, summed over the ranks. Collective.
+    """Return the gradients, summed over the ranks. Collective.
 
-    A parameter that had no part in the loss has a gradient of 0: another rank's may have one, and Adam decays it.
+    A parameter that had no part in the loss gets a zero gradient: another rank's may have one, and Adam decays it.
     """
     gradients: list[Tensor] = []
     for p in parameters:
@@ -253,7 +254,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tens
 
 
 def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """The tensors in their order, in lists of at most `limit` elements; a larger tensor is alone."""
+    """Yield the tensors in order, in lists of at most `limit` elements; a larger tensor is alone."""
     bucket: list[Tensor] = []
     room = limit
     for tensor in tensors:
@@ -266,9 +267,9 @@ def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 
 def _update_in_place(zero: Any) -> None:
-    """Let the optimiser of ZeRO 3 update float32 weights themselves.
+    """Make the optimiser of ZeRO 3 update the float32 weights in place.
 
-    DeepSpeed 0.19.8 means to, but keeps a copy: it compares a tensor's device with the name of one.
+    DeepSpeed 0.19.8 intends to, but keeps a copy: it compares a tensor's device with the name of one.
     """
     groups = zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True)
     for updated, weights in groups:
@@ -287,14 +288,14 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters that are read in another dtype, such as ERNIE 4.5's router in float32, as DeepSpeed casts those
-    that it trains below ZeRO 3."""
+    """Cast parameters that were read in another dtype, such as ERNIE 4.5's router in float32. Below ZeRO 3 DeepSpeed
+    does so."""
     for p in module.parameters():
         p.data = p.data.to(dtype) if p.is_floating_point() else p.data
 
 
 def deepspeed_config(settings: TrainingEngineSettings, ranks: Ranks) -> dict[str, Any]:
-    """DeepSpeed's configuration. Its batch sizes are placeholders: micro-batches are planned by `batching.py`."""
+    """Return DeepSpeed's configuration. Batch sizes are placeholders: `batching.py` plans micro-batches."""
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if ranks.device.type == "cuda":
         zero |= {"reduce_bucket_size": REDUCE_BUCKET, "stage3_max_live_parameters": MAX_LIVE}
@@ -329,16 +330,16 @@ def compile_layers(lm: nn.Module, device: torch.device) -> None:
 
 
 def decoder_layers(lm: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformers model, as named by its `_no_split_modules`."""
+    """Return the repeated layers of a transformers model, as named by its `_no_split_modules`."""
     names = set(getattr(lm, "_no_split_modules", None) or ())
     return [module for module in lm.modules() if type(module).__name__ in names]
 
 
 @contextmanager
 def beginning_on(device: torch.device, lm: nn.Module) -> Iterator[None]:
-    """A context in which `lm` has its first two layers alone, on `device`, where there may be no room for the others.
+    """A context in which `lm` has only its first two layers, on `device`, which may have no room for the others.
 
-    A model without a list of its layers stays as and where it is.
+    A model without a list of layers is left where it is.
     """
     names = {type(layer) for layer in decoder_layers(lm)}
     lists = [module for module in lm.modules() if isinstance(module, nn.ModuleList) and len(module)]
@@ -357,14 +358,14 @@ def beginning_on(device: torch.device, lm: nn.Module) -> Iterator[None]:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """A context for passes over a row or two, which would otherwise cause a compilation of their own."""
+    """A context for passes over a row or two, which would otherwise trigger a separate compilation."""
     return torch.compiler.set_stance("force_eager")
 
 
 def fits_beside_engine(config: Config, device: torch.device) -> bool:
-    """True if the states that are on the GPU now may stay there while the engine has its share; never on a CPU.
+    """True if the states now on the GPU may stay there while the engine has its share; never on a CPU.
 
-    `kv_cache_gib` in place of a share says nothing of what the engine takes in all: then they may not.
+    False with `kv_cache_gib` instead of a share, which does not bound the engine's total memory.
     """
     if device.type != "cuda" or config.explorer.rollout_model.kv_cache_gib is not None:
         return False
@@ -374,7 +375,6 @@ def fits_beside_engine(config: Config, device: torch.device) -> bool:
 
 
 def free_cached(device: torch.device) -> None:
-    """Return to the GPU what torch keeps for later."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

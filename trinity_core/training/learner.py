@@ -1,8 +1,8 @@
 """All models of a trainer (policy, and if the algorithm needs them reference and critic) and one train step.
 
-One rank reads a model and tries its fast paths; the others get both from it. The weights follow on the device:
-DeepSpeed sends rank 0's when it takes or partitions a module, and `engine.broadcast` those of a module that DeepSpeed
-never sees. Host memory thus holds one copy, not one for each rank; what is freed on the way leaves the process at once.
+Rank 0 reads a model and tries its fast paths; the other ranks get both from it. Weights are then sent on the device: by
+DeepSpeed when it takes or partitions a module, and by `engine.broadcast` for a module without DeepSpeed. Host memory
+thus holds one copy, not one for each rank, and freed memory returns to the system at once.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ UNUSED_EXPERTS = (
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """`lr` is the peak. Cosine and linear decay towards `min_lr_ratio * lr` as those of transformers and veRL do: the
-    step after the warm-up is at the peak, and the one after `total_steps` would be at the minimum, where they stay."""
+    """`lr` is the peak. Cosine and linear decay towards `min_lr_ratio * lr` as in transformers and veRL: the step after
+    the warm-up is at the peak, and the one after `total_steps` would be at the minimum."""
 
     lr: float
     total_steps: int
@@ -86,7 +86,7 @@ class LearningRateSchedule:
     min_lr_ratio: float = 0.0
 
     def at(self, step: int) -> float:
-        """The rate of `step` (from 1). Warm-up is linear and reaches the peak at step `warmup_steps`."""
+        """Return the rate of `step` (from 1). Warm-up is linear and reaches the peak at step `warmup_steps`."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.style == "constant":
@@ -97,7 +97,6 @@ class LearningRateSchedule:
 
 
 def warmup_steps(steps: int, ratio: float, total_steps: int) -> int:
-    """`lr_warmup_steps` if positive, else `lr_warmup_steps_ratio` of all steps."""
     return steps if steps > 0 else int(ratio * total_steps)
 
 
@@ -114,7 +113,7 @@ class Learner:
         self.objective = Objective(config.algorithm)
         self._warned_of_experts = False
         self.temperature = sampling_temperature(config)
-        """Temperature of rows that do not carry their own."""
+        """Temperature of rows without their own."""
         stage = settings.zero_stage_for(ranks.world_size, dtype)
         lm, lora = self._load(config), config.model.lora
         base = model_name(config.model.model_path)
@@ -135,26 +134,25 @@ class Learner:
             else None
         )
         self.critic_warmup_steps = self.critic.settings.warmup_steps if self.critic else 0
-        """First steps in which the policy rests; its learning rate counts the steps after them."""
+        """First steps, in which only the critic is updated; the policy's learning rate schedule starts after them."""
         self.schedule = _schedule(settings, max(1, total_steps - self.critic_warmup_steps))
         self.returns_freed_memory = stage == 3 and ranks.device.type == "cpu"
-        """Memory that a step frees returns to the system at once. That takes time, but a divided model is large."""
+        """True if memory freed in a step returns to the system at once. That takes time, but a partitioned model is
+        large."""
         self.cut = _limits(settings, self.objective.policy_loss.rows_per_unit, fast_paths, ranks)
         rows = None if settings.use_dynamic_bsz else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens * ranks.sharing, rows=rows)
 
     def _load(self, config: Config) -> Any:
-        """The model that training started from; see `load_on_first`."""
         model = config.model
         overrides = self.settings.model_overrides
-        longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
+        longest = None if config.is_supervised else model.max_model_len  # there is no engine to match
         load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
         if model.lora is not None and model.lora.load_in_4bit:  # quantized on the device, by each rank
             return load(quantized=in_4_bits(self.dtype, self.ranks.device))
         return load_on_first(load, self.ranks)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
-        """The reference model: the policy before the first step."""
         lm = self._load(config)
         lm.set_attn_implementation(self.model_config._attn_implementation)
         if self.settings.torch_compile:
@@ -162,7 +160,7 @@ class Learner:
         return Policy(lm, fast_paths, self.ranks.sequence)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
-        """Train step `step` (from 1) on a batch; returns its metrics."""
+        """Take train step `step` (from 1) on a batch; return its metrics."""
         with freeing_at_once() if self.returns_freed_memory else nullcontext():
             return self._step(experiences, step)
 
@@ -200,7 +198,6 @@ class Learner:
         return metrics | watch.seconds
 
     def _warn_of_unused_experts(self, batch: Batch) -> None:
-        """Log one warning if expert rows reach a loss that learns nothing from them."""
         loss, groups = self.objective.policy_loss, [row.group for row in batch.experiences if row.is_expert]
         learns = self.objective.advantage_name == "none" or "is_expert" in loss.inputs
         if groups and not learns and self.ranks.first and not self._warned_of_experts:
@@ -208,7 +205,7 @@ class Learner:
             log.warning(UNUSED_EXPERTS, len(groups), len(batch), groups[0], loss.name)
 
     def offload(self) -> None:
-        """Move all models and their states to the machine's memory; until `reload` no step can be taken."""
+        """Move all models and their states to host memory; no step can be taken until `reload`."""
         for engine in self._engines():
             engine.offload()
         if isinstance(self.reference, FrozenModule):
@@ -216,7 +213,6 @@ class Learner:
         free_cached(self.ranks.device)
 
     def reload(self) -> None:
-        """Undo `offload`."""
         for engine in self._engines():
             engine.reload()
         if isinstance(self.reference, FrozenModule):
@@ -226,7 +222,7 @@ class Learner:
         return [self.engine, *([self.critic.engine] if self.critic else [])]
 
     def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
-        """For each engine, by its folder in a checkpoint, a function that computes a loss with a zero gradient."""
+        """Return, for each engine by its checkpoint folder, a function that computes a loss with a zero gradient."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device)
         zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
@@ -242,7 +238,7 @@ class Learner:
         return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
 
     def _entropies(self, batch: Batch, micros: Micros) -> Tensor | None:
-        """The policy's entropy [B, T] in nats at each token, if the advantage takes it."""
+        """The policy's entropy [B, T] in nats, if the advantage uses it."""
         if "entropies" not in self.objective.advantage_inputs:
             return None
         return forward_batch(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[1], self.ranks)
@@ -261,9 +257,9 @@ def _actor(name: str) -> str:
 
 
 def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, ranks: Ranks) -> FastPaths:
-    """Make a loaded model ready for training as the settings say; the fast paths that it has. Collective."""
+    """Apply the settings to a loaded model and return its fast paths. Collective."""
     if stage < 3:
-        lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
+        lm.to(ranks.device)  # under ZeRO 3 a device holds only its part
     fast_paths = fast_paths_on_first(lm, ranks)
     if ranks.sequence is not None:
         install(lm, ranks.sequence)
@@ -271,7 +267,7 @@ def _make_ready(lm: Any, settings: TrainSettings | CriticSettings, stage: int, r
         if not lm.supports_gradient_checkpointing:
             key = "trainer.gradient_checkpointing"
             raise TrinityError(f"{key}: transformers has none for {lm.config.model_type}; leave it out", key=key)
-        drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in lm.modules())  # nothing else is drawn
+        drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in lm.modules())  # only dropout draws
         lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": drops})
     if settings.torch_compile:
         compile_layers(lm, ranks.device)
@@ -288,7 +284,7 @@ def _limits(
     settings: TrainSettings | CriticSettings, rows_per_unit: int, fast_paths: FastPaths, ranks: Ranks
 ) -> MicroBatchLimits:
     rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
-    largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # padded rows cannot be shared out
+    largest_mask = fast_paths.largest_mask if ranks.sequence is None else None  # only packed rows can be split
     return MicroBatchLimits(settings.max_tokens * ranks.sharing, rows, rows_per_unit, fast_paths.packing, largest_mask)
 
 
@@ -316,7 +312,7 @@ class Critic:
         load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
         lm = load_on_first(load, ranks)
         fast_paths = _make_ready(lm, settings, zero_stage, ranks)
-        head = lm.get_output_embeddings()  # whose input may be narrower than the layers are, as OPT-350M's
+        head = lm.get_output_embeddings()  # may be narrower than the layers, as in OPT-350M
         value_model = ValueModel(lm, fast_paths, head.weight.shape[1], dtype, ranks.sequence)
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
@@ -325,16 +321,15 @@ class Critic:
         self.cut = _limits(settings, 1, fast_paths, ranks)
 
     def micro_batches(self, batch: Batch) -> Micros:
-        """This rank's micro-batches, by the critic's own budget."""
         return micro_batches(batch, self.cut, self.ranks)
 
     def values(self, batch: Batch, micros: Micros) -> Tensor:
-        """Float32 [B, T]: the value of the state in which each token was chosen."""
+        """float32 [B, T]: the value of the state in which each token was chosen."""
         return forward_batch(batch, micros, lambda micro: self.engine(micro), self.ranks)
 
     def update(self, batch: Batch, micros: Micros, old_values: Tensor, returns: Tensor, step: int) -> dict[str, float]:
-        """One optimiser step on the clipped squared error (token mean) of the rows that have returns, which excluded
-        ones (expert rows, unscored answers) have not. Metrics are exact over micro-batches and ranks.
+        """Take one optimiser step on the clipped squared error (token mean) of all rows with returns, so not of
+        excluded ones (expert rows, unscored answers). Return metrics that are exact over micro-batches and ranks.
 
         Raises TrinityError for a loss or gradient that is not finite.
         """
@@ -361,10 +356,10 @@ class Critic:
 
 
 def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
-    """What `load(reads)` gives, a model: read on rank 0, and with any weights of the same form on the others.
+    """Call `load(reads)` for a model: with its weights on rank 0, without them on the others.
 
-    A rank whose model has another form, because transformers keeps some weights in another dtype when it reads them,
-    reads too. Collective.
+    Another rank reads them too if its model differs in form, because transformers keeps some weights in another dtype
+    when it reads them. Collective.
     """
     lm = load(ranks.first)
     if ranks.world_size == 1:
@@ -380,14 +375,15 @@ def load_on_first(load: Callable[[bool], Any], ranks: Ranks) -> Any:
 
 
 def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
-    """`find_fast_paths` of rank 0, which alone has the weights yet; all set the attention that it found. Collective.
+    """Return `find_fast_paths` of rank 0, the only one with weights so far; all ranks set the attention it chose.
+    Collective.
 
-    Where the model is on the host, to be divided among GPUs, its first layers are tried on the GPU as well.
+    A model on the host, to be partitioned over GPUs, also has its first layers tried on the GPU.
     """
     fast = find_fast_paths(lm) if ranks.first else None
     if fast is not None and fast.packing and next(lm.parameters()).device != ranks.device:  # ZeRO 3 on a GPU
         with beginning_on(ranks.device, lm):
-            fast = find_fast_paths(lm)  # which sets the attention that fits there
+            fast = find_fast_paths(lm)  # also sets the attention that works there
     message = json.dumps([astuple(fast), lm.config._attn_implementation]).encode() if fast else None
     paths, implementation = json.loads(broadcast_bytes(message, ranks))
     if not ranks.first:
@@ -396,7 +392,7 @@ def fast_paths_on_first(lm: Any, ranks: Ranks) -> FastPaths:
 
 
 def _form(lm: Any) -> bytes:
-    """Names, dtypes and shapes of all tensors, and which are tied."""
+    """Return a digest of the names, dtypes, shapes and ties of all tensors."""
     tensors = [*lm.named_parameters(remove_duplicate=False), *lm.named_buffers()]
     first: dict[int, str] = {}
     rows = [(name, str(t.dtype), tuple(t.shape), first.setdefault(id(t), name)) for name, t in tensors]

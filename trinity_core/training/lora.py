@@ -1,4 +1,4 @@
-"""The policy as a frozen base with a LoRA adapter, by peft, and the base alone as its reference."""
+"""The policy as a frozen base with a LoRA adapter (peft), and the base alone as the reference model."""
 
 from __future__ import annotations
 
@@ -33,23 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter that an engine trains."""
-
     config: dict[str, Any]
-    """The contents of `adapter_config.json`."""
     linear: list[str]
-    """The names for `all-linear`."""
+    """Module names that `all-linear` stands for."""
 
     @property
     def scaling(self) -> float:
-        """lora_alpha / r."""
         return scaling(self.config)
 
 
 def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
+    """Return the arguments with which transformers loads a model in 4 bits (QLoRA, Dettmers et al. 2023, arXiv
+    2305.14314).
 
-    Raises TrinityError without a GPU, and without bitsandbytes: the check before a run looks at one machine alone.
+    Raises TrinityError without a GPU or bitsandbytes: the check before a run sees only one machine.
     """
     key = "model.lora_configs[0].load_in_4bit"
     if device.type != "cuda":
@@ -67,11 +64,11 @@ def in_4_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 
 def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) -> Adapter:
-    """Freeze `lm` and put an adapter into it: that of `lora.path`, or a new one, whose B is zero.
+    """Freeze `lm` and add the adapter of `lora.path`, or a new one with B = 0.
 
-    A is drawn by `seed` alone, so that a run that begins again begins the same. Without `dropout` nothing is dropped.
-    Raises TrinityError if the model has no such matrices, if one is the output embedding, or if the folder's adapter is
-    another one.
+    A is drawn from `seed` alone, so that a restarted run starts the same. Dropout is 0 unless `dropout` is true. Raises
+    TrinityError if the model lacks the target matrices, if one is the output embedding, or if the adapter in the folder
+    does not match.
     """
     import peft
     from peft.tuners.lora.layer import ParamWrapper
@@ -126,7 +123,6 @@ def add_adapter(lm: Any, lora: LoraConfig, base: str, seed: int, dropout: bool) 
 
 
 def _start_from(lora: LoraConfig, folder: Path, tensors: dict[str, torch.nn.Parameter]) -> None:
-    """Give the tensors of the model's adapter the values of the one in `folder`."""
     if fault := start_fault(lora):
         raise TrinityError(f"model.lora_configs[0].path: {fault}", key="model.lora_configs[0].path")
     saved = read_tensors(folder)
@@ -160,7 +156,7 @@ def refuse_other_adapter(saved: dict[str, Any] | None, adapter: Adapter | None, 
 
 
 class BaseAlone:
-    """A policy without its adapter: the reference model, at no cost in memory. Used as `FrozenModule` is."""
+    """A policy without its adapter: the reference model, at no memory cost. Same interface as `FrozenModule`."""
 
     def __init__(self, engine: TrainingEngine) -> None:
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -170,7 +166,7 @@ class BaseAlone:
 
     @contextmanager
     def on_device(self) -> Iterator[Callable[..., Any]]:
-        """A context that gives the forward of the base, and in which the policy has no adapter."""
+        """A context that yields the base model's forward; the adapter is disabled in it."""
         self._switch(False)
         try:
             yield self._engine

@@ -1,4 +1,4 @@
-"""One micro-batch as the model takes it, and the mapping of its loss-carrying tokens to [b, T]."""
+"""One micro-batch as model input, and the mapping of its loss-carrying tokens to [b, T]."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Micro:
     source: Tensor
     """int64 [K]: flat index (over S, or b * L) of the hidden state that predicts each token."""
     targets: Tensor
-    """int64 [K]: the tokens."""
+    """int64 [K]."""
     cells: Tensor
     """int64 [K]: the tokens' flat indices in [b, T]."""
     width: int
     """T of the batch."""
     temperature: float | Tensor | None = None
-    """Temperature of the log-probs: float32 [K], one number for all, or None if no row says."""
+    """Temperature of the log-probs: float32 [K], one number for all tokens, or None if no row has one."""
 
     def grid(self, values: Tensor) -> Tensor:
         """[K] -> [b, T], zero at tokens without loss."""
@@ -48,19 +48,19 @@ class Micro:
         return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
 
     def emptied(self) -> Micro:
-        """Drop all tokens that carry loss, but not the inputs: all gradients are zero."""
+        """Drop all loss-carrying tokens but keep the inputs: all gradients are zero."""
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
     def to(self, device: torch.device) -> Micro:
-        """A copy with all tensors on `device`; from pinned memory nobody waits for it."""
+        """Return a copy with all tensors on `device`; copying from pinned memory does not block."""
         moved: Micro = each_tensor(self, lambda tensor: tensor.to(device, non_blocking=True))
         return moved
 
 
 class Micros(Iterable[Micro]):
-    """The micro-batches of a rank's `shares` of the rows, on `device`, in any number of passes.
+    """A rank's micro-batches on `device`; can be iterated several times.
 
-    Each is built when the first pass comes to it: while a GPU computes the one before, which nothing waits for.
+    Each one is built in the first pass, just before it is used: on a GPU, while the previous one is computed.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ def build_micro(
     experiences: Sequence[Experience], rows: Sequence[int], width: int, packing: bool = True,
     largest_mask: int | None = LARGEST_MASK,
 ) -> Micro:  # fmt: skip
-    """The micro-batch of `rows` of a batch whose longest response has `width` tokens.
+    """Return the micro-batch of `rows` of a batch whose longest response has `width` tokens.
 
-    Rows share their prompts if `packing` is allowed and the mask is small enough (None: no limit); otherwise they are
+    Rows share their prompts if `packing` is true and the mask is small enough (None: no limit); otherwise they are
     padded.
     """
     chosen = [experiences[row] for row in rows]
@@ -114,8 +114,8 @@ def build_micro(
 
 
 def _temperature(rows: Sequence[float | np.ndarray | None], columns: Sequence[np.ndarray]) -> float | Tensor | None:
-    """The temperature of each token in `columns` of its row, NaN where the row does not say; one number, or None, if
-    all are alike."""
+    """Return the temperature of each token in `columns` of its row, NaN for rows without one; one number, or None, if
+    all are equal."""
     first = rows[0]
     if not isinstance(first, np.ndarray) and all(not isinstance(row, np.ndarray) and row == first for row in rows):
         return first

@@ -30,12 +30,12 @@ NOT_COVERED = ("s_aux", "softcap", "position_bias")
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """The micro-batch as G + b sequences for attention without padding: each prompt, then each row's response, whose
-    keys are those of its prompt and its own. The queries are the S tokens in their order."""
+    keys are those of its prompt and its own. The queries are the S tokens in order."""
 
     queries: Tensor
-    """int32 [G + b + 1]: where the queries of each sequence begin, and the end."""
+    """int32 [G + b + 1]: start of each sequence's queries, and the end."""
     keys: Tensor
-    """int32 [G + b + 1]: the same of its keys."""
+    """int32 [G + b + 1]: start of each sequence's keys, and the end."""
     key_tokens: Tensor
     """int64 [keys]: the token of each key."""
     longest_queries: int
@@ -61,17 +61,18 @@ class Packed:
     response_shape: tuple[int, int]
     """(b, T)."""
     prompt_of: Tensor
-    """int64 [b]: the row's prompt, of G."""
+    """int64 [b]: index of the row's prompt, of G."""
     prompt_lengths: Tensor
     """int64 [b]: tokens of the row's prompt."""
     lengths: Lengths
     mask: Tensor | None = None
     """float [b, 1, T, P + T]: 0 where a response token may attend, -inf elsewhere. Padded queries see the prompt.
 
-    None for attention by `lengths`. It is large, so that it is made for a pass of this micro-batch alone."""
+    None for attention by `lengths`. Built only for the pass that uses it, because it is large.
+    """
 
     def masked(self, dtype: torch.dtype) -> Packed:
-        """Add the attention mask, in the model's `dtype`, as attention requires."""
+        """Return a copy with the attention mask in the model's `dtype`."""
         P, (b, T) = self.prompt_shape[1], self.response_shape
         device = self.tokens.device
         mask = torch.zeros(b, 1, T, P + T, dtype=dtype, device=device)
@@ -82,7 +83,7 @@ class Packed:
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A dataclass with `change` applied to each tensor in it, also in the dataclasses that it holds."""
+    """Apply `change` to each tensor in a dataclass and in the dataclasses nested in it."""
     if isinstance(value, Tensor):
         return change(value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -129,7 +130,7 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
 
 
 def _lengths(p: np.ndarray, r: np.ndarray, prompt_of: np.ndarray) -> Lengths:
-    """Lengths of the sequences that prompts and responses of these lengths form; `prompt_of` as in `Packed`."""
+    """Return the `Lengths` of prompts with lengths `p` and responses with lengths `r`; `prompt_of` as in `Packed`."""
     ends = np.concatenate([p, r]).cumsum()
     tokens = np.split(np.arange(ends[-1]), ends[:-1])
     prompts, responses = tokens[: len(p)], tokens[len(p) :]
@@ -159,7 +160,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """[slots, ...] -> [S, ...]: the inverse; the gradient of padding is zero."""
+    """[slots, ...] -> [S, ...]: the inverse of `_Pad`; the gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
@@ -187,7 +188,7 @@ def masked_attention(
 
 
 def attention_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, scaling: float | None) -> Tensor:
-    """Causal attention of sequences of any lengths, whose last query sees all their keys, by a kernel of CUDA.
+    """Causal attention of sequences of any length with a CUDA kernel. A sequence's last query sees all its keys.
 
     Query [S, heads, D], key and value [S, key heads, D] -> [S, heads, D].
     """
@@ -211,10 +212,11 @@ def attention(
     packed: Packed | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers: query [1, heads, S, D], key [1, key heads, S, D], value [1, key heads, S, E] ->
-    [1, S, heads, E]. Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has an E of its own.
+    """Attention for transformers: query [1, heads, S, D], key [1, key heads, S, D], value [1, key heads, S, E] -> [1,
+    S, heads, E]. E differs from D in multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-    Raises ValueError for a mask of the model's own and for `NOT_COVERED`: `find_fast_paths` then pads rows."""
+    Raises ValueError for a mask of the model's own and for `NOT_COVERED`: `find_fast_paths` then pads rows.
+    """
     if attention_mask is not None or any(more.get(name) is not None for name in NOT_COVERED):
         raise ValueError("attention of packed rows has neither masks of a model's own, nor sinks or soft caps")
     if packed is None:  # rows padded on the right: causal attention never sees the padding

@@ -28,36 +28,37 @@ log = logging.getLogger(__name__)
 LOGITS_AT_ONCE = 1 << 24
 """Largest K * V for which logits are computed at once (64 MB in float32); beyond it, in slices of the vocabulary."""
 FAST_PATH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Largest gap of a log-prob (nats) between a fast path and the plain computation, by dtype; times their standard
-deviation where that is below 1, as it is in an untrained model."""
+"""Largest difference of a log-prob (nats) between a fast path and the plain computation, by dtype; scaled by their
+standard deviation if that is below 1, as in an untrained model."""
 SAMPLE_WIDTH = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class FastPaths:
-    """The faster computations that leave this model's output unchanged, as tried by `find_fast_paths`."""
+    """The faster computations that leave this model's output unchanged, as found by `find_fast_paths`."""
 
     packing: bool
-    """Attention is plain causal attention, so rows may share prompts."""
+    """True if attention is plain causal attention, so that rows may share prompts."""
     own_head: bool
-    """Logits are the output embedding applied to the last hidden state, so the head can be computed here."""
+    """True if logits are the output embedding applied to the last hidden state, so that the head can be computed
+    here."""
     by_length: bool = False
-    """A kernel takes packed sequences by their lengths, so attention needs no mask."""
+    """True if a kernel takes packed sequences by their lengths, so that attention needs no mask."""
     head_scale: float = 1.0
-    """What the model multiplies its logits by, as Cohere and Granite do."""
+    """Factor on the logits, as in Cohere and Granite."""
 
     @property
     def largest_mask(self) -> int | None:
-        """Elements beyond which rows do not share prompts; None where there is no mask."""
+        """Mask elements beyond which rows do not share prompts; None if there is no mask."""
         return None if self.by_length else LARGEST_MASK
 
 
 class Backbone(nn.Module):
-    """The part that policy and value model share: the causal LM without its head."""
+    """The causal LM without its head, shared by policy and value model."""
 
     def __init__(self, lm: Any, fast_paths: FastPaths, sequence: SequenceGroup | None = None) -> None:
-        """`sequence`: ranks that make each pass together (`sequence_parallel.py`)."""
+        """`sequence`: ranks that compute each pass together (`sequence_parallel.py`)."""
         super().__init__()
         self.lm: Any = lm
         self.fast_paths = fast_paths
@@ -65,11 +66,11 @@ class Backbone(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations, and
-        the dropout of an adapter, which supervised training alone has.
+        """Set the mode of this module. The LM's modules stay in evaluation mode, except layers that recompute their
+        activations and an adapter's dropout (supervised training only).
 
-        Log-probs are compared with those of engines, the reference and earlier passes, so nothing may be drawn at
-        random: training parts jitter the input of routers (Mixtral) or draw the experts (Phi-MoE).
+        Log-probs are compared with those of engines, the reference and earlier passes, so nothing may be random: in
+        training mode some models add noise to the input of routers (Mixtral) or sample the experts (Phi-MoE).
         """
         super().train(mode)
         for part in self.lm.modules():
@@ -89,17 +90,15 @@ class Backbone(nn.Module):
 
 
 def decoder(lm: Any) -> Any:
-    """The causal LM without its head. Llama 4's text model names another prefix than that of its own decoder."""
+    """The causal LM without its head. Llama 4's text model names another prefix than its own decoder's."""
     return lm.model if lm.base_model is lm else lm.base_model
 
 
 class Policy(Backbone):
-    """Computes log-probs of the chosen tokens."""
-
     def forward(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, float32 [K] each, of the distribution at the rows' own temperatures.
+        """Return log-probs and entropies, float32 [K] each, at the rows' own temperatures.
 
-        `temperature` is that of rows that do not say. The entropies carry a gradient only if `entropy_gradient` is
+        `temperature` is the default for rows without one. The entropies carry a gradient only if `entropy_gradient` is
         true.
         """
         if self.sequence is not None:
@@ -144,7 +143,7 @@ class ValueModel(Backbone):
         nn.init.zeros_(self.value_head.bias)
 
     def forward(self, micro: Micro) -> Tensor:
-        """Float32 [K]: the value of the state in which each token was chosen."""
+        """float32 [K]: the value of the state in which each token was chosen."""
         if self.sequence is not None:
             part, own = share_of(micro, self.sequence)
             return whole(self._values(part), own, len(micro.targets), self.sequence)
@@ -156,7 +155,7 @@ class ValueModel(Backbone):
 
 
 def _temperatures(micro: Micro, default: float) -> float | Tensor:
-    """One temperature, or float32 [K]."""
+    """Return one temperature, or float32 [K]."""
     temperatures = micro.temperature
     if isinstance(temperatures, Tensor):
         return temperatures.nan_to_num(default)
@@ -164,7 +163,7 @@ def _temperatures(micro: Micro, default: float) -> float | Tensor:
 
 
 def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [K] without all logits at once, one temperature after the other."""
+    """Return log-probs and entropies [K] without computing all logits at once, one temperature after the other."""
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
     if not isinstance(temperature, Tensor):
@@ -204,12 +203,12 @@ def load_causal_lm(
     reads: bool = True,
     quantized: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
+    """Load a Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
 
-    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room. `quantized`
-    are transformers' arguments for weights in 4 bits (`lora.in_4_bits`).
+    If `reads` is false, weights are not read and are undefined; untouched memory takes no space. `quantized` are
+    transformers' arguments for weights in 4 bits (`lora.in_4_bits`).
 
-    Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
+    Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are fixed for sequences of that
     length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model, or none that transformers can
     load with these settings.
     """
@@ -232,7 +231,7 @@ def load_causal_lm(
                 lm = AutoModelForCausalLM.from_config(config, **common)
             lm.tie_weights()
     except (OSError, ValueError, ImportError) as error:  # no such model, an unknown or untrusted one, a missing package
-        if "trust_remote_code" in str(error):  # in transformers' words, an argument of its own
+        if "trust_remote_code" in str(error):  # part of transformers' own error message
             raise TrinityError(
                 f"model.model_path {path} needs code of its own; read that code, and set model.trust_remote_code to "
                 "true to let it run",
@@ -244,19 +243,19 @@ def load_causal_lm(
     if max_model_len is not None:
         fix_rotary_frequencies(lm, max_model_len)
     without_dropout(lm)
-    if quantized:  # a checkpoint is an adapter, and the model into which it is merged is in half precision
+    if quantized:  # checkpoints hold an adapter, and it is merged into a model in half precision
         vars(lm.config_as_given).pop("quantization_config", None)
     return lm.eval()
 
 
 def _first_line(error: Exception) -> str:
-    """First line of an error's text; the name of its class if it has none."""
+    """Return the first line of an error's text, or its class name if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def freeze_as_defined(lm: Any) -> None:
     """Freeze the parameters that the model's class does not train, such as the bias of ERNIE 4.5's router: transformers
-    makes those that it reads trainable, and AdamW would decay them."""
+    makes all parameters it reads trainable, and AdamW would decay them."""
     from transformers.initialization import no_init_weights
 
     with torch.device("meta"), no_init_weights():
@@ -267,12 +266,12 @@ def freeze_as_defined(lm: Any) -> None:
 
 
 def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
-    """Choose the rotary frequencies of `lm` once, by `max_model_len`, as vLLM does.
+    """Set the rotary frequencies of `lm` once, by `max_model_len`, as vLLM does.
 
-    Transformers chooses those of `longrope` (Phi-3, Phi-4) and `dynamic` in each forward pass, by its longest
-    position: the log-probs of a row would depend on the other rows of its micro-batch. vLLM's `dynamic` frequencies
-    are those of sequences within `max_position_embeddings` and undefined beyond. Raises TrinityError for a
-    `max_model_len` beyond it, and for `longrope` in a model's own code.
+    Transformers chooses those of `longrope` (Phi-3, Phi-4) and `dynamic` in each forward pass, by the longest position:
+    the log-probs of a row would depend on the other rows of its micro-batch. vLLM's `dynamic` frequencies are those of
+    sequences within `max_position_embeddings` and undefined beyond. Raises TrinityError for a larger `max_model_len`,
+    and for `longrope` in a model's own code.
     """
     config = lm.config.get_text_config()
     kinds = _rope_types(config)
@@ -293,20 +292,20 @@ def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
     weight = next(lm.parameters())
     for module in long:
         module(weight.new_zeros(1), torch.tensor([[max_model_len - 1]], device=weight.device))
-        module.rope_type = "default"  # transformers leaves the frequencies of this type as they are
+        module.rope_type = "default"  # transformers does not change the frequencies of this type
 
 
 def _rope_types(config: Any) -> set[str]:
-    """The types of a model's rotary embeddings: one, one for each kind of layer, or none."""
+    """Return the types of a model's rotary embeddings: one, one for each kind of layer, or none."""
     settings = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in settings.values() if isinstance(value, dict)]
     return {part["rope_type"] for part in (settings, *nested) if "rope_type" in part}
 
 
 def without_dropout(lm: Any) -> Any:
-    """`lm` with every dropout probability set to 0, in its configuration and its modules.
+    """Set every dropout probability of `lm` to 0, in its configuration and its modules.
 
-    `lm.config_as_given` is the configuration before, which checkpoints get. Layers that recompute their activations
+    `lm.config_as_given` is the original configuration, which checkpoints get. Layers that recompute their activations
     stay in training mode; see `Backbone.train`.
     """
     lm.config_as_given = copy.deepcopy(lm.config)
@@ -320,7 +319,7 @@ def without_dropout(lm: Any) -> Any:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """A model's configuration and the configurations nested in it."""
+    """Yield a model's configuration and those nested in it."""
     from transformers import PreTrainedConfig
 
     yield config
@@ -330,9 +329,9 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def find_fast_paths(lm: Any) -> FastPaths:
-    """Try the fast paths on a few tokens; the model keeps the attention implementation that fits.
+    """Try the fast paths on a few tokens, and set the attention implementation that works.
 
-    Models with other attention (windows, soft caps, sinks) or a custom head use the plain path, with a warning; where
+    Models with other attention (windows, soft caps, sinks) or a custom head use the plain path, with a warning; if
     scores have a soft cap, or transformers has no SDPA for the model (GPT-OSS), with `eager` attention.
     """
     rows = sample(lm.config.get_text_config().vocab_size)
@@ -341,7 +340,7 @@ def find_fast_paths(lm: Any) -> FastPaths:
     shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device)
     text = lm.config.get_text_config()
     attention_capped, head_capped = _soft_caps(text)
-    padded = "sdpa" if lm._supports_sdpa and not attention_capped else "eager"  # SDPA leaves soft caps out
+    padded = "sdpa" if lm._supports_sdpa and not attention_capped else "eager"  # SDPA ignores soft caps
     with torch.no_grad():
         lm.set_attn_implementation(padded)
         truth = _tried(lm, FastPaths(False, False), plain)
@@ -350,7 +349,7 @@ def find_fast_paths(lm: Any) -> FastPaths:
         packed_paths = replace(padded_paths, packing=True)
         packing = padded_paths.own_head and padded == "sdpa" and _attends_to_all(lm)
         if packing:
-            lm.set_attn_implementation(ATTENTION)  # without effect on models whose layers have attention of their own
+            lm.set_attn_implementation(ATTENTION)  # no effect on models whose layers have their own attention
             packing = text._attn_implementation == ATTENTION and _agrees(lm, packed_paths, shared, truth)
         by_length = packing and _fits_by_length(lm, packed_paths, shared, truth)
         if not packing:
@@ -362,13 +361,14 @@ def find_fast_paths(lm: Any) -> FastPaths:
 
 
 def _tried(lm: Any, paths: FastPaths, micro: Micro) -> Tensor:
-    """Log-probs [K] on these paths, without an adapter's dropout, with which no two passes are alike."""
+    """Return log-probs [K] on these paths. Evaluation mode disables an adapter's dropout, which would make passes
+    differ."""
     logprobs: Tensor = Policy(lm, paths).eval()(micro, 1.0, False)[0]
     return logprobs
 
 
 def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
-    """True if these paths give the log-probs `truth`. A model's own code may not take the arguments of a path."""
+    """True if these paths give the log-probs `truth`. A model's own code may not accept the arguments of a path."""
     try:
         return _same(_tried(lm, paths, micro), truth, next(lm.parameters()).dtype)
     except torch.OutOfMemoryError:
@@ -379,8 +379,8 @@ def _agrees(lm: Any, paths: FastPaths, micro: Micro, truth: Tensor) -> bool:
 
 
 def _fits_by_length(lm: Any, paths: FastPaths, shared: Micro, truth: Tensor) -> bool:
-    """True if attention by lengths gives the log-probs `truth`, and a gradient; it has a kernel for half precision on
-    CUDA alone."""
+    """True if attention by lengths gives the log-probs `truth` and a finite gradient. Its kernel needs half precision
+    on CUDA."""
     dtype = lm.dtype
     if not shared.targets.is_cuda or dtype == torch.float32:
         return False
@@ -392,14 +392,14 @@ def _fits_by_length(lm: Any, paths: FastPaths, shared: Micro, truth: Tensor) -> 
         return _same(logprobs.detach(), truth, dtype) and bool(gradient.isfinite().all())
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, ImportError) as error:  # heads that the kernel does not take, an older torch
+    except (RuntimeError, TypeError, ImportError) as error:  # heads that the kernel does not support, or an older torch
         log.info("%s: attention uses masks: %s", lm.config.model_type, _first_line(error))
         return False
 
 
 def _attends_to_all(lm: Any) -> bool:
-    """True if no layer carries a state from token to token (Mamba), nor has a sliding window: one longer than the
-    sample would not show in the trial."""
+    """True if no layer carries state between tokens (Mamba) or has a sliding window. The trial cannot detect a window
+    longer than the sample."""
     if lm._is_stateful:
         return False
     settings = lm.config.get_text_config().to_dict()
@@ -409,14 +409,14 @@ def _attends_to_all(lm: Any) -> bool:
 
 
 def _head_scales(config: Any) -> list[float]:
-    """What a model may multiply its logits by: the number in its configuration (Cohere, Granite), or nothing."""
+    """Return candidate factors on the logits: the one in the configuration (Cohere, Granite), then 1."""
     factor, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
     return [1.0 if isinstance(factor, str) else factor / divisor, 1.0]
 
 
 def _soft_caps(config: Any) -> tuple[bool, bool]:
-    """Whether attention scores and whether logits have a soft cap, as Gemma-2's: the small ones of a sample would not
-    show it."""
+    """Return whether attention scores and whether logits have a soft cap, as in Gemma-2. The small values of a sample
+    would not reveal one."""
     caps = [name for name, value in config.to_dict().items() if value and "cap" in name and "soft" in name]
     attention = [name for name in caps if "attn" in name or "attention" in name]
     return bool(attention), len(caps) > len(attention)
@@ -427,7 +427,7 @@ def _same(a: Tensor, truth: Tensor, dtype: torch.dtype) -> bool:
 
 
 def sample(vocab_size: int) -> list[Experience]:
-    """A few rows to try a model on: two groups of two rows with mixed lengths."""
+    """Return a few rows to try a model on: two groups of two rows with mixed lengths."""
     rng = np.random.default_rng(0)
     rows = []
     for prompt_length in (5, 3):

@@ -1,4 +1,4 @@
-"""What the trainer publishes of its weights and when, and which version the engines get when a run resumes."""
+"""Publishes the trainer's weights, and chooses the version that engines get when a run resumes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CHECK_TOKENS = 48
 
 
 class PolicyWeights:
-    """The engine's weights as `TrainerWeights`: all with buffers, or of an engine with an adapter that alone.
+    """The engine's weights as `TrainerWeights`: the adapter if there is one, else all weights and buffers.
 
-    The matrices B come multiplied by the adapter's scale. With `merged`, an adapter is merged into all weights instead.
-    `held_dtype` is that of the base in the engines, "" if it is not compared with the trainer's.
+    The matrices B are multiplied by the adapter's scale. `merged` merges the adapter into the full weights instead.
+    `held_dtype` is the dtype of the base in the engines, "" if the base is not compared with the trainer's.
     """
 
     def __init__(self, engine: TrainingEngine, merged: bool = False, held_dtype: str = "") -> None:
@@ -57,7 +57,7 @@ class PolicyWeights:
         return self._engine.settings.zero_stage == 3
 
     def specs(self) -> list[TensorSpec]:
-        """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
+        """Return name, dtype and full shape of each tensor, in order of iteration, without gathering any."""
         trained: list[TensorSpec] = []
         first: dict[int, str] = {}
         for full_name, p in self._engine.module.named_parameters(remove_duplicate=False):
@@ -71,14 +71,15 @@ class PolicyWeights:
         return trained + [spec_of(name, buffer) for name, buffer in stored.items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of each weight, also by tied names (`lm_head.weight`)."""
+        """Yield name and whole tensor of each weight, tied names (`lm_head.weight`) included."""
         if self._adapter is not None:
             scale = self._adapter.scaling
             return ((name, p * scale if name.endswith(B) else p) for name, p in weights(self._engine))
         return weights(self._engine, tied=True) if self._engine.adapter is None else base_weights(self._engine, True)
 
     def held(self) -> dict[str, TensorDigest]:
-        """The digests of the base, which engines hold under the adapter; empty without one, or if not compared."""
+        """Return the digests of the base that engines hold under the adapter; empty without an adapter or
+        comparison."""
         if self._held is None:
             compared = self._adapter is not None and self._held_dtype
             tensors = base_weights(self._engine) if compared else ()
@@ -87,8 +88,11 @@ class PolicyWeights:
 
 
 def policy_weights(config: Config, learner: Learner) -> PolicyWeights:
-    """What a run publishes. The base of an adapter is compared where the engines' is made of the same numbers: not in
-    4 bits, and not if they have a wider dtype than the trainer, to which weights may have been rounded."""
+    """Return the weights that a run publishes.
+
+    An adapter's base is compared with the engines' only if both come from the same numbers: not in 4 bits, and not if
+    the engine's dtype is wider than the trainer's, whose weights may have been rounded.
+    """
     lora, on_gpu = config.model.lora, learner.ranks.device.type == "cuda"
     dtype = dtype_of(config.explorer.rollout_model.dtype, on_gpu)
     same = f"torch.{dtype}" == str(learner.dtype) or learner.dtype == torch.float32
@@ -99,7 +103,7 @@ def policy_weights(config: Config, learner: Learner) -> PolicyWeights:
 def trainer_rank(
     weights: PolicyWeights, ranks: Ranks, explorers_wait: Callable[[int], bool], stopping: Callable[[], bool]
 ) -> TrainerRank:
-    """This rank as a publisher sees it. `explorers_wait` is asked on rank 0 only."""
+    """Return this rank as a publisher sees it. `explorers_wait` is called on rank 0 only."""
     any_of = partial(any_rank, ranks=ranks)
     return TrainerRank(ranks.rank, weights, any_of, explorers_wait, stopping, weights.held)
 
@@ -107,7 +111,7 @@ def trainer_rank(
 class Publisher:
     """Publishes versions of the policy's weights. Collective; rank 0 writes.
 
-    `explored` is asked on rank 0 only: the last explore step that is stored.
+    `explored` returns the last stored explore step; called on rank 0 only.
     """
 
     def __init__(
@@ -129,39 +133,40 @@ class Publisher:
         return self._schedule.publishes_after(step)
 
     def publish(self, version: int) -> None:
-        """Publish the present weights as `version`, with a weight check."""
+        """Publish the current weights as `version`, with a weight check."""
         self._publisher.publish(version, make_weight_check(self.learner, self._check_tokens))
         self._write_latest()
 
     def _write_latest(self) -> None:
-        """Name the newest version in the run's folder, for people and tools. `checkpoint` versions do so themselves."""
+        """Write the newest version to the run's folder, for people and tools. `checkpoint` versions do so
+        themselves."""
         if self.learner.ranks.first and self.versions.root != self._latest.parent:
             newest = self.versions.latest()
             if newest is not None:
                 write_atomically(self._latest, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
-        """Forget versions newer than the checkpoint that the run resumes from."""
+        """Discard versions newer than the checkpoint that the run resumes from."""
         if self.learner.ranks.first:
             self.versions.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
-        """Make the weights available that explorers need after a resume at `step`, the older versions first.
+        """Make the weights available that explorers need after a resume at `step`, oldest version first. Collective.
 
-        Versions that are gone come from the checkpoint. Where it lacks them (the schedule may have changed), explorers
-        get the oldest newer one, which may be the present weights as version `step`. Collective.
+        Missing versions come from the checkpoint. If it lacks them too (the schedule may have changed), explorers get
+        the oldest newer version, which may be the current weights as version `step`.
         """
         kept = kept_versions(checkpoint, self._of_adapter) if self.learner.ranks.first else {}
         for version in self._to_publish(step, kept):
             if version == step:
                 self.publish(step)
-            else:  # engines that are pushed to have version 0 without a file
+            else:  # engines that receive pushes have version 0 without a file
                 check, tensors = read_version(kept[version]) if version in kept else (None, {})
                 self._publisher.publish_kept(version, check, tensors)
         self._write_latest()
 
     def _to_publish(self, step: int, kept: Collection[int]) -> list[int]:
-        """What `resume` must publish, on every rank; `kept` are the versions in the checkpoint."""
+        """Return the versions that `resume` must publish, on every rank; `kept` are those in the checkpoint."""
         wanted: list[int] = []
         if self.learner.ranks.first:
             available, loadable = {*self.versions.there_at_start(), *kept}, self.versions.whole()
@@ -171,21 +176,21 @@ class Publisher:
         return list(json.loads(broadcast_bytes(message, self.learner.ranks)))
 
     def keep_for_resume(self, step: int, copying: Copying) -> None:
-        """Copy the versions into the checkpoint of `step` that explorers would still need after a resume (rank 0)."""
+        """Copy the versions that explorers would still need after a resume into the checkpoint of `step` (rank 0)."""
         oldest = self._oldest_needed(step)
         for version in self.versions.whole():
             if oldest <= version < step:
                 keep_version(self.versions, version, copying)
 
     def _oldest_needed(self, step: int) -> int:
-        """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
+        """Return the oldest version that explorers still need: the one due at the next explore step, or the newest."""
         if not self._is_synchronous:
             return step - step % self._schedule.publish_every
         return self._schedule.required_version(self._explored() + 1)
 
 
 def make_weight_check(learner: Learner, length: int) -> WeightCheck:
-    """A weight check of fixed tokens with the trainer's log-probs at temperature 1. Collective."""
+    """Return a weight check: fixed tokens with the trainer's log-probs at temperature 1. Collective."""
     vocabulary = learner.model_config.get_text_config().vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, length)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
@@ -197,18 +202,17 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
 
 
 KEPT_WEIGHTS = "rollout_weights"
-"""Beginning of the names of the files, which hold one version each."""
+"""Prefix of the file names; each file holds one version."""
 
 
 def keep_version(versions: WeightVersions, version: int, copying: Copying) -> None:
-    """Copy `version` with its weight check into the checkpoint."""
     check = versions.check(version)
     metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
     copying.file(f"{KEPT_WEIGHTS}_{version}.safetensors", iter(versions.load(version)), metadata)
 
 
 def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]:
-    """The file of each version of full weights, or `of_adapter` of an adapter's, that `checkpoint` holds.
+    """Return the file of each version that `checkpoint` holds: of full weights, or with `of_adapter` of an adapter.
 
     It holds the other kind if the sync method has changed.
     """
@@ -223,7 +227,6 @@ def kept_versions(checkpoint: Path, of_adapter: bool = False) -> dict[int, Path]
 
 
 def read_version(path: Path) -> tuple[WeightCheck | None, dict[str, Tensor]]:
-    """Weight check and tensors of the version in `path`."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

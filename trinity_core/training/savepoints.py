@@ -49,7 +49,7 @@ class Savepoints:
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
         self.began = Beginning.of(config.model.model_path)
-        """The model that training started from, also after a resume with another `model_path`."""
+        """The model that training started from, even after a resume with another `model_path`."""
         self._turns = checkpoint.writing_turns(config.trainer.save_strategy, ranks)
         nodes = checkpoint.nodes_of(ranks)
         self.writer = CheckpointWriter(ranks, nodes.count(nodes[ranks.rank]))
@@ -58,11 +58,11 @@ class Savepoints:
         self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False,
         before_commit: Callable[[], None] = nothing, after_commit: Callable[[], None] = nothing,
     ) -> None:  # fmt: skip
-        """Copy the state after `step`; it is written in the background, and becomes the latest checkpoint then.
+        """Copy the state after `step`; a background thread writes it and makes it the latest checkpoint.
 
-        `last`: training ends with it. Rank 0 calls `before_commit` and `after_commit` in another thread, as soon as all
-        else is on the disk and once the checkpoint has its name. Waits for the checkpoint before this one, and raises
-        the error with which that could not be written.
+        `last`: training ends with this step. On rank 0 another thread calls `before_commit` once all other files are on
+        disk, and `after_commit` once the checkpoint has its final name. Waits for the previous checkpoint first and
+        raises its error.
         """
         self.writer.until_written()
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
@@ -86,35 +86,36 @@ class Savepoints:
                 publisher.keep_for_resume(step, copying)
 
     def _best(self) -> list[int]:
-        """The best whole checkpoints by their scores, which are kept however old they are; all if none is known."""
+        """Return the steps of the best whole checkpoints by score, which are kept at any age; all if no score is
+        known."""
         if self.keep is None:
             return []
         whole = whole_steps(self.layout.root)
         try:
             return best_steps(self.config, whole)
-        except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the room of an old one
+        except (OSError, TrinityError) as error:  # the new checkpoint is worth more than the space of an old one
             log.warning("the scores of checkpoints cannot be compared, so none is removed: %s", error)
             return whole
 
     def return_to_latest(self) -> int:
-        """Step of the newest whole checkpoint, 0 without one; the same on every rank. Later ones are abandoned."""
+        """Return the step of the newest whole checkpoint (0 without one) on every rank, and abandon later ones."""
         step = latest_whole(self.layout.root) or 0 if self.ranks.first else 0
         if self.ranks.first:
             abandon_after(self.layout.root, step)
         return int(broadcast_bytes(str(step).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:
-        """Step of the oldest of the newest `max_checkpoints_to_keep` whole checkpoints; 0 without one.
+        """Return the oldest step of the newest `max_checkpoints_to_keep` whole checkpoints; 0 without one.
 
-        An older one that is kept for its score does not count: a run that peaks early would keep every row since.
+        Older ones kept for their score do not count: a run that peaks early would keep every row since.
         """
         return min(whole_steps(self.layout.root)[-(self.keep or 0) :], default=0)
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`.
 
-        Raises TrinityError if the run began with another model than the learner has loaded, and that is its reference
-        or the base of its adapter; DataError if the checkpoint holds another adapter.
+        Raises TrinityError if the run began with another model than the learner's and needs it as reference or adapter
+        base; DataError if the checkpoint holds another adapter.
         """
         began = recorded_beginning(self.layout.root, step) or self.began
         needs_it = learner.adapter is not None or learner.reference is not None
@@ -130,11 +131,11 @@ ModelFiles = dict[str, bytes]
 
 
 def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
-    """The files for a checkpoint of `lm`, which was loaded from `model`. The tokenizer carries the chat template that
-    the policy is trained with, and `generation_config.json` the tokens that end its answers.
+    """Return the files for a checkpoint of `lm`, which was loaded from `model`. The tokenizer carries the chat template
+    used in training, and `generation_config.json` the stop tokens.
 
-    Made when training starts, so that a model whose files cannot be made is refused then (TrinityError) rather than at
-    the first checkpoint.
+    Called when training starts, so that a model whose files cannot be written is refused then (TrinityError) rather
+    than at the first checkpoint.
     """
     from transformers import AutoTokenizer
 
@@ -143,7 +144,7 @@ def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
         try:
             lm.config_as_given.save_pretrained(folder)
             if lm.generation_config is not None:
-                # Unlike save_pretrained, this takes settings that transformers thinks do not go together.
+                # Unlike save_pretrained, this accepts settings that transformers considers inconsistent.
                 lm.generation_config.to_json_file(folder / "generation_config.json")
             tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
             template = configured_chat_template(model)
@@ -161,7 +162,6 @@ def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
 
 
 def write_model_files(files: ModelFiles, folder: Path) -> None:
-    """Put the files into `folder`. Raises TrinityError if the disk is full."""
     with clear_errors("writing", folder):
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

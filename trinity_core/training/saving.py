@@ -1,9 +1,9 @@
-"""Writes checkpoints in the background: a step waits for the copy in memory, not for the disk. Where tensors
-last until the next update, only that update waits for a GPU's copy.
+"""Writes checkpoints in the background: a step waits for the copy in memory, not for the disk. On a GPU, tensors that
+keep their values until the next update are copied during the passes, and only that update waits for the copy.
 
-A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; it
-writes small ones itself) and leaves the manifest entries of what was written, or a failure mark, next to the temporary
-folder; rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
+A thread of each rank hands the copied files one by one to a separate process (`checkpoints/shard_writer.py`; the thread
+writes small ones itself). It leaves the manifest entries of the written files, or a failure mark, next to the temporary
+folder. Rank 0's thread waits for those of all ranks and finishes the checkpoint. If memory has no room for the copies,
 a step waits until files are written. One checkpoint is written at a time.
 """
 
@@ -40,20 +40,19 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 7200.0
 """Time for all ranks to write one checkpoint; equal to the time limit of a collective."""
 POLL_SECONDS = 0.05
-"""Time between two checks for what other ranks have written."""
+"""Polling interval for the files of other ranks."""
 SPARE_MEMORY = 1 << 30
-"""Bytes of the machine's memory that copies leave free."""
+"""Bytes of host memory that copies leave free."""
 PROCESS_BYTES = 32 << 20
-"""Size of a file, or of a model to convert, from which on a process writes: it takes seconds to start."""
+"""Size of a file, or of a model to convert, from which a separate process writes: it takes seconds to start."""
 FAILED = "failed_{}"
-"""The mark of a rank that could not write."""
 TARGET = "trinity_core.checkpoints.shard_writer:ShardProcess"
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one rank. `call` and `trim` belong to the thread that writes."""
+    """Writes the checkpoints of one rank. Only the writing thread calls `call` and `trim`."""
 
     def __init__(self, ranks: Ranks, ranks_here: int = 1) -> None:
         allow_open_files()  # Python keeps one for each chunk of a segment: 700 for 43 GB
@@ -62,28 +61,27 @@ class CheckpointWriter:
         self._worker: Worker | None = None
         self._written: Future[None] | None = None
         self._segments: dict[int, Segment] = {}
-        """Number of a file in its checkpoint -> its memory."""
+        """Index of a file in its checkpoint -> its memory."""
         self._is_scarce = False
-        """Steps have waited for memory."""
+        """True if steps have waited for memory."""
         self._uses_process = False
         self._is_closed = False
         self.step = 0
-        """The step of the checkpoint that is being written, or was written last."""
+        """Step of the checkpoint that is being written, or was written last."""
         self.doing = ""
-        """What is done for it, in words."""
+        """Current activity of the writing thread, for messages."""
 
     @property
     def failed(self) -> bool:
-        """True if the last checkpoint could not be written, which `check` raises."""
+        """True if the last checkpoint could not be written; `check` raises its error."""
         return self._written is not None and self._written.done() and self._written.exception() is not None
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written."""
         if self.failed:
             self.until_written()
 
     def until_written(self, seconds: float = WRITE_SECONDS) -> None:
-        """Wait for the last checkpoint to be whole. Raises its error; TransientFault if that takes too long."""
+        """Wait until the last checkpoint is complete. Raises its error, or TransientFault on timeout."""
         if self._written is None:
             return
         wait = Wait(f"the checkpoint of step {self.step} to be written")
@@ -101,11 +99,11 @@ class CheckpointWriter:
         self, step: int, folder: Path, turns: list[int], largest: int, finish: Callable[[dict[str, Entry]], None],
         converted: int = 0,
     ) -> Copying:  # fmt: skip
-        """Begin to write the checkpoint of `step` into `folder`; the one before is whole.
+        """Start writing the checkpoint of `step` into `folder`. The previous one must be complete.
 
-        `turns` are those of `checkpoint.writing_turns`, `largest` the bytes of this rank's largest file. `finish` is
-        called in another thread on rank 0 once the files of all ranks are there, with their entries in the manifest;
-        `converted` are the bytes of the model that it converts then, if any.
+        `turns` come from `checkpoint.writing_turns`; `largest` is the size in bytes of this rank's largest file. On
+        rank 0 another thread calls `finish` with the manifest entries once the files of all ranks are written;
+        `converted` is the size in bytes of the model that it converts, if any.
         """
         self.step, self.doing, self._is_closed = step, "begins", False
         self._uses_process = max(largest, converted) >= PROCESS_BYTES
@@ -115,7 +113,7 @@ class CheckpointWriter:
         return copying
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, end the process and give the memory back.
+        """Wait for the checkpoint that is being written, end the process and free the memory.
 
         Raises what `until_written` raises.
         """
@@ -125,7 +123,7 @@ class CheckpointWriter:
             self._end()
 
     def let_go(self) -> None:
-        """`close` after an error, the checkpoint's or another one: what keeps it from being written is logged."""
+        """`close` after an error: log, rather than raise, what keeps the checkpoint from being written."""
         try:
             self.close()
         except (TrinityError, TransientFault, OSError) as error:
@@ -136,16 +134,16 @@ class CheckpointWriter:
         if self._worker is not None:
             try:
                 self._worker.kill(daemons=False)
-            except subprocess.TimeoutExpired:  # amid a write to a disk that does not answer
+            except subprocess.TimeoutExpired:  # in the middle of a write to a disk that does not answer
                 log.warning("the process that writes checkpoints (%d) does not end", self._worker.process.pid)
             self._worker = None
         self._give_back()
         self._written = None
 
     def segment(self, number: int, spare: int) -> Segment:
-        """Memory for the file of this number in its checkpoint: that of the one before, or new.
+        """Return memory for the file with this index: the previous checkpoint's, or new.
 
-        If less than `spare` bytes are free for new memory, waits for files to be written and gives theirs back first.
+        If less than `spare` bytes are free for new memory, first waits for files to be written and frees their memory.
         """
         while number not in self._segments and self._segments and free_memory() < spare:
             self._is_scarce = True
@@ -156,7 +154,7 @@ class CheckpointWriter:
         return self._segments[number]
 
     def _written_file(self) -> int:
-        """The number of a file that has been written, once there is one."""
+        """Wait until a file has been written; return its index."""
         wait = Wait("room in memory for a copy of the weights")
         for _ in poll(WRITE_SECONDS):
             self.check()
@@ -167,7 +165,7 @@ class CheckpointWriter:
         raise TransientFault(f"memory has had no room for the checkpoint of step {self.step} for {WRITE_SECONDS:g} s")
 
     def trim(self) -> None:
-        """Free memory that others may need, once the checkpoint is written."""
+        """Once the checkpoint is written, free memory that others may need."""
         if self._is_scarce:
             self._give_back()
 
@@ -177,7 +175,7 @@ class CheckpointWriter:
         self._segments, self._is_scarce = {}, False
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of `ShardWriter` returns. Raises TrinityError, and TransientFault if its process dies twice."""
+        """Call a method of `ShardWriter`. Raises TrinityError, and TransientFault if its process dies twice."""
         if not self._uses_process:
             return getattr(ShardWriter(), method)(*arguments)
         try:
@@ -219,7 +217,8 @@ class Copying:
         self, name: str, tensors: Iterator[tuple[str, Tensor]], metadata: dict[str, str] | None = None,
         stream: CopyStream | None = None,
     ) -> None:  # fmt: skip
-        """Copy the tensors of one file, each before the next is asked for; in `stream`, those that last so long."""
+        """Copy the tensors of one file, each before the next is requested; in `stream` if they keep their values that
+        long."""
         segment, piece = self._writer.segment(self._count, self._spare), Piece(name, metadata=metadata)
         self._count += 1
         for tensor_name, tensor in tensors:
@@ -234,8 +233,6 @@ class Copying:
 
 
 class _Writing:
-    """One rank's thread."""
-
     def __init__(
         self, writer: CheckpointWriter, copying: Copying, folder: Path, turns: list[int],
         finish: Callable[[dict[str, Entry]], None],
@@ -243,10 +240,9 @@ class _Writing:
         self._writer, self._copying, self._folder, self._finish = writer, copying, folder, finish
         self._ranks, self._turns = writer._ranks, turns
         self._marks = folder.with_name(f"{folder.name}-ranks")
-        """A temporary folder too, by its name, in which ranks say what they have written."""
+        """Folder in which ranks record what they have written. Its name makes it a temporary folder too."""
 
     def run(self) -> None:
-        """Write this rank's files as they come; on rank 0 also finish the checkpoint. Raises what goes wrong."""
         try:
             written = self._write_own()
             if self._ranks.first:
@@ -288,7 +284,7 @@ class _Writing:
         return entry_of(path)
 
     def _await_turn(self, number: int) -> None:
-        """Wait until ranks of earlier turns have written their file of this number, and the others the one before."""
+        """Wait until ranks with earlier turns have written their file `number`, and the others file `number - 1`."""
         own = self._turns[self._ranks.rank]
         for rank, turn in enumerate(self._turns):
             if turn < own:
@@ -301,7 +297,7 @@ class _Writing:
         write_json(self._marks / f"{name}.json", content)
 
     def _of_rank(self, name: str, rank: int) -> dict[str, Any]:
-        """What a rank has left under a name. Raises its error, and TransientFault if it is not there in time."""
+        """Return what a rank has recorded under `name`. Raises the rank's error, or TransientFault on timeout."""
         self._writer.doing = f"waits for rank {rank}"
         for _ in poll(WRITE_SECONDS, POLL_SECONDS):
             for mark in (FAILED.format(rank), f"all_{rank}", name):
@@ -314,7 +310,6 @@ class _Writing:
         raise TransientFault(f"rank {rank} has not written its part of the checkpoint within {WRITE_SECONDS:g} s")
 
     def _tell(self, error: Exception) -> None:
-        """Leave a mark for rank 0 that this rank has failed."""
         if not self._ranks.first:
             with suppress(OSError, TrinityError):
                 failure = {"error": str(error), "is_final": isinstance(error, TrinityError)}

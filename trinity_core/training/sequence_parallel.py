@@ -1,8 +1,8 @@
-"""Splits each sequence over several ranks by DeepSpeed's Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
+"""Splits each sequence over several ranks with DeepSpeed's Ulysses (Jacobs et al. 2023, arXiv 2309.14509).
 
-A rank passes its part of a micro-batch's tokens through norms, linear layers and head. For attention the ranks of a
-group exchange their parts, so that each has all tokens of its share of the heads. Log-probs are put together at the
-end: all ranks of the group compute the same loss, and each the gradient of its own tokens.
+Each rank runs norms, linear layers and the head on its part of a micro-batch's tokens. For attention, the ranks of a
+group exchange parts so that each has all tokens of its share of the heads. Log-probs are gathered at the end: all ranks
+of the group compute the same loss, and each the gradient of its own tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ KEY = "trainer.ulysses_sequence_parallel_size"
 
 
 def split_sequences(ranks: Ranks, size: int) -> Ranks:
-    """The same ranks in groups of `size` adjacent ones that share sequences. Collective.
+    """Group adjacent ranks in groups of `size` that share sequences. Collective.
 
-    Raises TrinityError if `size` does not divide their number.
+    Raises TrinityError if `size` does not divide the number of ranks.
     """
     if size == 1:
         return ranks
@@ -39,9 +39,9 @@ def split_sequences(ranks: Ranks, size: int) -> Ranks:
 
 
 def install(lm: Any, sequence: SequenceGroup) -> None:
-    """Let the model exchange tokens for heads around its attention.
+    """Make the model exchange tokens for heads around its attention.
 
-    Raises TrinityError if its heads cannot be shared out, or its rows cannot be packed.
+    Raises TrinityError if its heads cannot be divided evenly, or its rows cannot be packed.
     """
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers import AttentionInterface
@@ -83,7 +83,7 @@ def _padded_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, packed: Packed,
     **more: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """`attention` of tokens that are padded at their end so that all ranks have the same number."""
+    """`attention` without the padding that gives all ranks the same number of tokens."""
     tokens, length = len(packed.home), query.shape[2]
     query, key, value = (x[:, :, :tokens] for x in (query, key, value))
     out, _ = attention(module, query, key, value, attention_mask, packed=packed, **more)
@@ -91,8 +91,8 @@ def _padded_attention(
 
 
 def share_of(micro: Micro, sequence: SequenceGroup) -> tuple[Micro, Tensor]:
-    """The micro-batch with this rank's part of the tokens, and int64 [k]: which of its K tokens with loss follow from
-    states of that part."""
+    """Return the micro-batch with this rank's part of the tokens, and int64 [k]: which of its K loss-carrying tokens
+    this part predicts."""
     packed = micro.inputs
     assert isinstance(packed, Packed)
     tokens = packed.tokens.shape[1]
@@ -110,7 +110,7 @@ def share_of(micro: Micro, sequence: SequenceGroup) -> tuple[Micro, Tensor]:
 
 
 def whole(values: Tensor, own: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
-    """[k] of this rank -> [K] of the group; the gradient is that of the rank's own values. Collective."""
+    """[k] of this rank -> [K] of the group. Backward passes each rank the gradient of its own values. Collective."""
     result: Tensor = _Whole.apply(values, own, count, sequence.group)
     return result
 

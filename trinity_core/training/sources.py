@@ -1,4 +1,4 @@
-"""Where training batches come from: the experience store for rollouts, a data set for SFT and DPO. Rank 0 only."""
+"""The trainer's sources of batches: the experience store for rollouts, a data set for SFT and DPO. Rank 0 only."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from trinity_core.waits import Wait, poll
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Time between two checks of what is waited for."""
+"""Interval of progress reports during a wait."""
 TAKEN = "tasks_taken_after"
-"""Key of `trainer_meta.json`: step -> tasks of each train step after it."""
+"""Key of `trainer_meta.json`: step -> tasks of each later train step."""
 BUSY_TIMES = 24
-"""Factor on `max_read_timeout` for a wait without a single row while an explorer is at work."""
+"""Factor on `max_read_timeout` while no row has come but an explorer is at work."""
 BUSY = (
     "train step %d: no experience in %g s, but an explorer is at work, perhaps in a long evaluation; still waiting. %s"
 )
@@ -48,31 +48,31 @@ SHORT = "train step %d takes %d rows instead of %s: no more came in %g s (max_re
 
 
 class BatchSource:
-    """Gives the batch of each step; after a resume, the same step gets the same batch.
+    """Yields the batch of each step; after a resume, the same step gets the same batch.
 
-    This one gives none and knows no explorers: that of all ranks but the first, which sends them its batches.
+    This base class has no batches and no explorers: ranks other than 0 use it and get their batches from rank 0.
     """
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
-        """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended.
+        """Wait for the rows of `step`; [] for an empty step, None if `stop()` is true or the data has ended.
 
-        `tell` is called now and then with what is waited for, in words.
+        Calls `tell` now and then with a text that says what it waits for.
         """
         return None
 
     def present(self, total_steps: int) -> AbstractContextManager[None]:
-        """Within this context explorers see that a trainer of this many steps is at work."""
+        """A context in which explorers see that a trainer with this many steps is at work."""
         return nullcontext()
 
     def end(self) -> None:
-        """Record for later explorers that the trainer has ended before its last step."""
+        """Record for later explorers that the trainer ended before its last step."""
 
     def untrained_rows(self) -> int:
-        """Rows in the queue; a data set is not used up."""
+        """Return the number of rows in the queue; 0 for a data set, which is not consumed."""
         return 0
 
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
-        """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
+        """Return each explorer's share of the batch of a train step, or of all batches, by its name."""
         return {}
 
     def rewind(self, step: int) -> None:
@@ -80,7 +80,7 @@ class BatchSource:
         repeat or be skipped."""
 
     def explorer_steps(self) -> dict[str, int]:
-        """The last step of each explorer, by its name."""
+        """Return the last step of each explorer, by its name."""
         return {}
 
     def awaited(self, version: int) -> bool:
@@ -88,21 +88,20 @@ class BatchSource:
         return True
 
     def explored(self) -> int:
-        """The last explore step of the run's own explorer that is stored."""
+        """Return the last stored explore step of the run's own explorer."""
         return 0
 
     def before_save(self, step: int) -> None:
-        """Make the batches up to `step` durable: the checkpoint that depends on them is about to be committed."""
+        """Make the batches up to `step` durable, before the checkpoint that depends on them is committed."""
 
     def commit(self, step: int, oldest: int) -> None:
-        """Called when the checkpoint of `step` is committed; a resume from `oldest` or later must be exact."""
+        """Called once the checkpoint of `step` is committed; a resume from `oldest` or later must be exact."""
 
 
 class SupervisedSource(BatchSource):
-    """Data sets of given answers or pairs; their order is a pure function of `order` and the step."""
+    """Data sets of answers or preference pairs; the order of rows depends only on `order` and the step."""
 
     def __init__(self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = ()) -> None:
-        """`others` are the auxiliary buffers that take part."""
         weights = list(shares(config).values())
         self.data = SupervisedMixture([data, *others], weights) if others else data
         self.rows = config.buffer.train_batch_size
@@ -119,11 +118,9 @@ class SupervisedSource(BatchSource):
             self.order["buffer.trainer_input.auxiliary_buffers"] = [other.fingerprint for other in others]
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
-        """The `rows` experiences of `step`."""
         return None if stop() else self.data.batch(step, self.rows)
 
     def rewind(self, step: int) -> None:
-        """Check that the order is still the same."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
 
@@ -133,10 +130,9 @@ class SupervisedSource(BatchSource):
 
 
 class RolloutSource(BatchSource):
-    """The experience store, with expert data if the sampling strategy takes some."""
+    """The experience store, with expert data if the sampling strategy uses some."""
 
     def __init__(self, config: Config, expert: ExpertSource | None, order: Mapping[str, Any] | None = None) -> None:
-        """`order` are the settings that the order of the expert rows depends on."""
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_run_store(config)
         self.name = config.trainer.name
@@ -157,8 +153,8 @@ class RolloutSource(BatchSource):
         )
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
-        """Whole groups of at least `train_batch_size` rows, in a synchronous run those of a whole explore step; none if
-        explorers wait for newer weights instead."""
+        """Return whole groups of at least `train_batch_size` rows, in a synchronous run those of a whole explore step;
+        none if explorers wait for newer weights instead."""
         telling = self._telling(step, stop, tell)
         batch = wait_lease(
             self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling, self.whole_step
@@ -166,7 +162,7 @@ class RolloutSource(BatchSource):
         return None if batch == [] and self.store.exhausted() else batch
 
     def _telling(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:
-        """`stop`, which is asked all the time during a wait; meanwhile it tells what is waited for."""
+        """Wrap `stop`, which is called throughout a wait, so that it also reports what is awaited."""
         wait = Wait(f"experiences for train step {step}")
         looked = time.monotonic()
 
@@ -183,21 +179,18 @@ class RolloutSource(BatchSource):
 
     @contextmanager
     def present(self, total_steps: int) -> Iterator[None]:
-        """Note in the store that the trainer begins, and every few seconds that it is still there."""
+        """Record in the store that the trainer begins, and every few seconds that it is still alive."""
         self.store.begin(self.name, total_steps)
         with present(partial(self.store.mark_seen, TRAINER, self.name), "the trainer"):
             yield
 
     def end(self) -> None:
-        """Note it in the store."""
         self.store.mark_ended(self.name)
 
     def untrained_rows(self) -> int:
-        """Rows in the queue."""
         return self.store.untrained()
 
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
-        """As the store counts them."""
         return self.store.contributions(step)
 
     def rewind(self, step: int) -> None:
@@ -208,7 +201,6 @@ class RolloutSource(BatchSource):
         self.archive.rewind(step)
 
     def explorer_steps(self) -> dict[str, int]:
-        """As the store has them."""
         return self.store.explorer_steps()
 
     def awaited(self, version: int) -> bool:
@@ -216,7 +208,6 @@ class RolloutSource(BatchSource):
         return self.store.awaited(version)
 
     def explored(self) -> int:
-        """As the store has it."""
         return self.store.explorer_steps().get(self.explorer, 0)
 
     def before_save(self, step: int) -> None:
@@ -237,7 +228,7 @@ class RolloutSource(BatchSource):
 
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, number: int = 0) -> SupervisedSet:
-    """Data set `number` of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
+    """Open data set `number` of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
     encoder = policy_encoder(config.model)
     if warning := endless_answers(encoder.with_template(buffer.format.chat_template)):
         log.warning("%s: %s", buffer.name, warning)
@@ -247,7 +238,7 @@ def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, 
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:
-    """The trainer's data source by the configuration. Raises DataError if it cannot be read."""
+    """Open the configured data source. Raises DataError if it cannot be read."""
     inputs = config.buffer.trainer_input
     if config.is_supervised:
         data = open_supervised(config, inputs.experience_buffer, kind)
@@ -258,7 +249,7 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
 
 
 def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
-    """The auxiliary buffers, if the sampling strategy takes rows from them, and what their order depends on."""
+    """Return the auxiliary buffers, if the sampling strategy uses them, and what their order depends on."""
     buffers = config.buffer.trainer_input.auxiliary_buffers
     wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
     if not wanted:
@@ -277,7 +268,7 @@ def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
 
 
 def total_steps(config: Config, source: BatchSource) -> int:
-    """Train steps of the run: `total_steps` if given, else those of `total_epochs` over the data."""
+    """Return the number of train steps: `total_steps` if set, else `total_epochs` over the data."""
     configured = config.trainer.total_steps or config.buffer.total_steps
     if configured is not None:
         return configured
@@ -291,7 +282,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
 
 
 def _taken(config: Config, each: int) -> TasksTaken:
-    """The tasks of the run's train steps; another number than before holds after the checkpoint that is resumed."""
+    """Return the tasks of the run's train steps; a changed batch size applies after the checkpoint that is resumed."""
     meta = config.layout.trainer_meta
     sizes = {int(step): size for step, size in read_meta(meta).get(TAKEN, {"0": each}).items()}
     if set(sizes.values()) != {each}:
@@ -314,9 +305,9 @@ def wait_lease(
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 
-    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. Without a single row it
-    keeps waiting, up to `BUSY_TIMES` as long, while an explorer is at work; then it raises `TransientFault`, or
-    `TrinityError` if explorers have put steps but operators dropped all their rows.
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken, with a warning. If not a single row has
+    come, waits up to `BUSY_TIMES` as long while an explorer is at work; then raises `TransientFault`, or `TrinityError`
+    if explorers have stored steps but operators dropped all their rows.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert, whole_step=whole_step)
     before, seen = store.explorer_steps(), -1
@@ -344,7 +335,7 @@ def wait_lease(
 
 
 def _may_bring_rows(before: Mapping[str, int], stats: Stats) -> bool:
-    """True if an explorer is at work, in an evaluation or in a step whose rows may still come."""
+    """True if an explorer is at work, in an evaluation or in a step that may still bring rows."""
     known = stats.explorers.values()
     is_at_work = any(explorer.is_at_work(stats.now) and explorer.waiting is None for explorer in known)
     return is_at_work and not all_is_dropped(stats.explorers, before, stats.now)

@@ -20,13 +20,13 @@ from trinity_core.training.engine import TrainingEngine, uncompiled
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square, float32."""
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What DeepSpeed's loss scaler changes from step to step."""
+"""State of DeepSpeed's loss scaler that changes from step to step."""
 MASTER = "master"
-"""The float32 weights of a model that is trained in half precision."""
+"""Prefix for the float32 weights of a model trained in half precision."""
 
 
 def parameters(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Name and parameter: of an engine with an adapter those of the adapter. With `tied`, also under tied names."""
+    """Yield each parameter with its name; with an adapter only the adapter's. `tied` adds tied names."""
     for name, p in engine.module.named_parameters(remove_duplicate=not tied):
         if engine.adapter is None:
             yield name.removeprefix("lm."), p
@@ -35,8 +35,8 @@ def parameters(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str
 
 
 def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of each weight, buffers included; of an engine with an adapter those of the adapter. With
-    `tied`, also under tied names (`lm_head.weight`).
+    """Yield each weight as a whole tensor, buffers included; with an adapter only the adapter's. `tied` adds tied names
+    (`lm_head.weight`).
 
     A tensor is valid until the next iteration. Under ZeRO 3 it is gathered for that time.
     """
@@ -47,8 +47,7 @@ def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, T
 
 
 def base_weights(engine: TrainingEngine, merged: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """`weights`, with tied names, of the model that an adapter belongs to; with `merged` the adapter is merged into
-    them."""
+    """Yield the `weights` of an adapter's base model, tied names included; `merged` merges the adapter into them."""
     assert engine.adapter is not None
     adapter, scale = dict(parameters(engine)) if merged else {}, engine.adapter.scaling
     for name, p in engine.module.named_parameters(remove_duplicate=False):
@@ -65,19 +64,18 @@ def base_weights(engine: TrainingEngine, merged: bool = False) -> Iterator[tuple
 
 
 def buffers(engine: TrainingEngine) -> dict[str, Tensor]:
-    """Stored tensors that are not trained (such as a router's bias); whole under every ZeRO stage. An adapter has
-    none."""
+    """Return stored tensors that are not trained (such as a router's bias); whole under every ZeRO stage. Empty for an
+    adapter."""
     return {} if engine.adapter is not None else stored_buffers(engine)
 
 
 def stored_buffers(engine: TrainingEngine) -> dict[str, Tensor]:
-    """The buffers that a model's files hold."""
     stored = engine.module.state_dict()
     return {plain_name(name.removeprefix("lm.")): b for name, b in engine.module.named_buffers() if name in stored}
 
 
 def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_rank: int | None = None) -> Any:
-    """A context in which `params` are whole; at its end, changes by `modifier_rank` are sent to the other ranks."""
+    """A context in which `params` are whole; on exit, changes by `modifier_rank` are sent to the other ranks."""
     from contextlib import nullcontext
 
     if engine.settings.zero_stage < 3:
@@ -88,23 +86,23 @@ def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_ran
 
 
 def whole_shape(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...]:
-    """The whole shape of a parameter that ZeRO 3 may have partitioned."""
+    """Return the full shape of a parameter that ZeRO 3 may have partitioned."""
     return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
 
 
 def optimizer_steps(engine: TrainingEngine) -> int:
-    """Updates made so far, by Adam's own count."""
+    """Return the number of updates so far, by Adam's own count."""
     return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
 
 
 def loss_scale(engine: TrainingEngine) -> dict[str, float]:
-    """The state of float16's loss scaler, which seeks the largest scale without an overflow; empty in other formats."""
+    """Return the state of float16's loss scaler; empty for other formats."""
     scaler = vars(engine.deepspeed.optimizer.loss_scaler) if engine.settings.dtype == torch.float16 else {}
     return {name: scaler[name] for name in SCALER if name in scaler}
 
 
 def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
-    """Names `<moment>.<parameter>`, and in half precision `master.<parameter>`, with their whole float32 tensors.
+    """Yield whole float32 tensors named `<moment>.<parameter>`, and in half precision `master.<parameter>`.
 
     There are no moments before the first update.
     """
@@ -170,8 +168,8 @@ def restore(
 def _set_float32(p: torch.nn.Parameter, value: Tensor, engine: TrainingEngine, moment: str | None = None) -> None:
     """Set a parameter's master weights, or a moment, to a whole tensor where ZeRO partitions them.
 
-    Under ZeRO 3 only this rank's part, padded: DeepSpeed 0.19.8 cannot take it out of a tensor whose elements cannot be
-    shared out evenly, such as the bias of a value head.
+    Under ZeRO 3 sets only this rank's padded part: DeepSpeed 0.19.8 cannot slice a tensor whose elements do not divide
+    evenly, such as the bias of a value head.
     """
     from deepspeed import utils
 

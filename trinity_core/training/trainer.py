@@ -1,7 +1,7 @@
-"""The trainer: draws a batch, updates, publishes, saves. The loop over these verbs is `trinity_core.runtime.run.train`.
+"""The trainer: draws a batch, updates, publishes, saves. The loop over these calls is `trinity_core.runtime.run.train`.
 
-Version n is the weights after step n. Every rank calls the verbs in the same order; rank 0 draws and writes. What it
-drew, and whether to stop, reaches the others in one message a step.
+Version n is the weights after step n. Every rank makes the same calls in the same order; rank 0 draws and writes. One
+message a step sends its batch, and whether to stop, to the other ranks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from trinity_core.training.state import optimizer_steps
 
 log = logging.getLogger(__name__)
 MAX_FIRST_GAP = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.1, "fp8": 0.3}
-"""Mean |log pi - log mu| of a token, in nats, by the coarser number format of engine and trainer. Kernels that round
-otherwise differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat template or tensor by 0.3 and more."""
+"""Largest plausible mean |log pi - log mu| of a token, in nats, by the coarser number format of engine and trainer.
+Kernels with different rounding differ by 1e-5 in float32, 0.01 in bfloat16; a wrong temperature, chat template or
+tensor by 0.3 and more."""
 NO_SIGNAL_WARNING = (
     "all rollouts of the %d groups trained on so far have the advantage 0: rewards do not differ within a group, so "
     "the policy learns nothing from them. Look at the sampled rollouts (`trinity view`) and at the reward function."
@@ -53,7 +54,7 @@ NO_SIGNAL_WARNING = (
 
 @dataclass
 class Progress:
-    """A trainer's progress; JSON."""
+    """A trainer's progress; JSON-serialisable."""
 
     step: int = 0
     total_steps: int = 0
@@ -61,27 +62,25 @@ class Progress:
     """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
-    """Metrics of the last step."""
     waits: str = ""
-    """What it waits for, in words; "": nothing, or not for long."""
+    """Text that says what it waits for; "" if nothing, or not for long."""
 
 
 FEW_GROUPS = 8
-"""Groups that may all have equal rewards by chance."""
+"""Number of groups that may all have equal rewards by chance."""
 
 
 @dataclass
 class RewardSignal:
-    """Whether the run's rewards teach anything. If they never differ within a group, every advantage is 0."""
+    """Detects a run whose rewards never differ within a group, so that every advantage is 0."""
 
     groups: int = 0
-    """Trained on by this process."""
+    """Groups trained on by this process."""
     is_absent: bool = True
-    """No rollout of the run has had an advantage other than 0. False after a resume: of the steps before, nothing is
-    known."""
+    """True if no rollout of the run has had a nonzero advantage. False after a resume: earlier steps are unknown."""
 
     def note(self, batch: list[Experience], metrics: Mapping[str, float]) -> None:
-        """Take in a step's metrics. Logs one warning if the signal is absent after `FEW_GROUPS` groups."""
+        """Add a step's metrics. Logs one warning if the signal is absent after `FEW_GROUPS` groups."""
         if "advantages/zero_rows" not in metrics:
             return
         judged = {row.group for row in batch if not row.is_expert and not row.is_unscored}
@@ -92,7 +91,7 @@ class RewardSignal:
 
     @property
     def flat_groups(self) -> int:
-        """The groups trained on if all advantages were 0 and that is no chance; else 0."""
+        """Return the number of groups trained on if all advantages were 0 and that is unlikely to be chance; else 0."""
         return self.groups if self.is_absent and self.groups >= FEW_GROUPS else 0
 
 
@@ -103,7 +102,7 @@ class Trainer:
         self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource, publisher: Publisher | None,
         savepoints: Savepoints, progress: Progress, stopping: Event, gpu: SharedGpu | None = None,
     ) -> None:  # fmt: skip
-        """`gpu`: where an engine shares it; held now."""
+        """`gpu`: the GPU shared with an engine, if any; held by the trainer now."""
         self.learner = learner
         self.ranks = ranks
         self.source = source
@@ -118,23 +117,23 @@ class Trainer:
         self._metrics_file = MetricsFile(config.job_dir, "trainer") if ranks.first else None
         self._ended = "finished"
         self._fault: TransientFault | None = None
-        """What ended a wait for a batch or for the GPU; the steps before it are saved."""
+        """The fault that ended a wait for a batch or the GPU; earlier steps are saved."""
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
         self._copied_step = progress.step
-        """Step of the last checkpoint, which is written or will be."""
+        """Step of the last checkpoint copied; it may still be being written."""
         self._is_updated = False
-        """The policy is known to be another than the one that the run began with."""
+        """True if the policy is known to differ from the one the run began with."""
         self._signal = RewardSignal(is_absent=progress.step == 0)
         self._since: float | None = None
-        """When the metrics of the last step were written; before the first one, when the loop began."""
+        """Time when the last step's metrics were written, or when the loop began."""
 
     def next_batch(self) -> list[Experience] | None:
-        """The batch of the next step on every rank (empty: the step is skipped).
+        """Return the batch of the next step on every rank (empty: the step is skipped).
 
-        While there is none, the engine may have the GPU that they share. None after the last step, when the explorers
-        have finished, when asked to stop, and after a `TransientFault`, which `finish` raises. Raises the error of a
+        The engine may take the shared GPU during a wait. Returns None after the last step, when the explorers have
+        finished, when asked to stop, and after a `TransientFault`, which `finish` raises. Raises the error of a
         checkpoint that could not be written.
         """
         self.savepoints.writer.check()
@@ -153,7 +152,7 @@ class Trainer:
         return batch
 
     def update(self, batch: list[Experience]) -> None:
-        """Take one gradient step on the batch."""
+        """Take one train step on the batch."""
         progress = self.progress
         progress.state = "training"
         step = progress.step + 1
@@ -175,9 +174,9 @@ class Trainer:
                 self.publisher.publish(self.progress.step)
 
     def write_metrics(self) -> None:
-        """Write the metrics of the step and where the time since those of the step before went.
+        """Write the step's metrics and timings.
 
-        They come before the checkpoint of the step: a run that resumes from it does not take the step again.
+        Called before the step's checkpoint is saved: a run that resumes from that checkpoint does not repeat the step.
         """
         now = time.perf_counter()
         seconds = self._timer.seconds | {"timing_s/step": now - (self._since or now)}
@@ -195,9 +194,9 @@ class Trainer:
                 self._save()
 
     def finish(self) -> None:
-        """Save the last step, unless it is saved, and note why training ends and how many rows are left.
+        """Save the last step, unless it is saved, and record why training ends and how many rows are left.
 
-        Waits for the checkpoint to be written. Raises the `TransientFault` that has ended a wait.
+        Waits for the checkpoint to be written. Raises the `TransientFault` that ended a wait.
         """
         progress = self.progress
         if self._copied_step != progress.step:
@@ -219,11 +218,11 @@ class Trainer:
             raise self._fault
 
     def present(self) -> AbstractContextManager[None]:
-        """Within this context explorers know that the trainer is at work."""
+        """A context in which explorers know that the trainer is at work."""
         return self.source.present(self.progress.total_steps)
 
     def summary(self) -> dict[str, object]:
-        """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
+        """Return step, total_steps, ended (why), stopped, checkpoint (its folder) and metrics (of the last step).
 
         `untrained_rows` are left in the queue for good; None if training will be resumed. `explorers` has rows and
         staleness of all batches, by explorer. `flat_groups` is the number of groups trained on if all their advantages
@@ -243,7 +242,7 @@ class Trainer:
         }
 
     def _draw(self, step: int) -> list[Experience] | None:
-        """The batch of `step` on every rank; None: stop."""
+        """Return the batch of `step` on every rank; None to stop."""
         if any_rank(self.stopping.is_set(), self.ranks):
             return None
         drawn = None
@@ -261,12 +260,12 @@ class Trainer:
         return from_bytes(message) if message else None
 
     def _without_batch(self) -> bool:
-        """Asked again and again while there is no batch: True if none is waited for any more."""
+        """Called repeatedly while there is no batch: release the GPU; True to stop waiting."""
         self._release_gpu()
         return self._stops()
 
     def _acquire_gpu(self) -> bool:
-        """Wait for the engine to leave the GPU, if it shares it; False if asked to stop meanwhile, or too late."""
+        """Wait for the engine to release a shared GPU; False if stopped or timed out."""
         if self._gpu is None or self._gpu.held:
             return True
         acquired = False
@@ -290,11 +289,9 @@ class Trainer:
             self._gpu.release()
 
     def _stops(self) -> bool:
-        """True if there is nothing to wait for any more."""
         return self.stopping.is_set() or self.savepoints.writer.failed
 
     def _by_explorer(self) -> dict[str, float]:
-        """Rows of the step's batch and their mean staleness, by explorer."""
         contributions = self.source.contributions(self.progress.step)
         rows = {f"rows/{name}": float(contribution.rows) for name, contribution in contributions.items()}
         return rows | {
@@ -305,10 +302,10 @@ class Trainer:
         self.progress.waits = text
 
     def _save(self) -> None:
-        """Copy a checkpoint of the present step, to be written in the background. Collective.
+        """Copy a checkpoint of the current step, to be written in the background. Collective.
 
-        It is named only when it and all it builds on are on the disk, the metrics of its steps included. Until then the
-        store's batches of its steps are not final.
+        It gets its final name only when it and everything it depends on are on disk, including the metrics of its
+        steps. Until then the store's batches of its steps are not final.
         """
         self.progress.state = "saving"
         step = self.progress.step
@@ -330,10 +327,10 @@ class Trainer:
 def check_first_gap(metrics: Mapping[str, float], step: int, config: Config, on_gpu: bool) -> None:
     """Raise TrinityError if the mean gap of `step` is not plausible (`algorithm.max_rollout_gap`).
 
-    The policy has not been updated before, so that all versions up to here have the same weights.
+    The policy must not have been updated before, so that all versions so far have the same weights.
     """
     gap = metrics.get("rollout_gap/mean")
-    if gap is None or metrics.get("staleness/max", math.inf) >= step:  # rows may say no version
+    if gap is None or metrics.get("staleness/max", math.inf) >= step:  # rows may have no version
         return
     limit = config.algorithm.max_rollout_gap or MAX_FIRST_GAP[_coarser(config, on_gpu)]
     if not gap <= limit or math.isnan(gap):
@@ -355,7 +352,8 @@ def _coarser(config: Config, on_gpu: bool) -> str:
 
 
 def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:
-    """Join the ranks, load what is needed, resume from the latest whole checkpoint, publish its weights. Collective."""
+    """Join the ranks, load models and data, resume from the latest whole checkpoint, publish its weights.
+    Collective."""
     load_plugins(config.plugin_dir)
     ranks = join(rank, world_size, *master, use_gpu=uses_gpu())
     torch.manual_seed(config.seed)
@@ -384,9 +382,9 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
 
 
 def _note_algorithm(config: Config, step: int) -> None:
-    """Keep the run's algorithm in `trainer_meta.json`; warn of what differs from that of its steps up to `step`.
+    """Record the run's algorithm in `trainer_meta.json`; warn about differences from that of its steps up to `step`.
 
-    It may differ unasked too, where the defaults of a newer version do.
+    Differences may also come from the defaults of a newer release.
     """
     path, algorithm = config.layout.trainer_meta, to_dict(config.algorithm)
     noted = read_meta(path).get("algorithm", {}) if step else {}
@@ -398,7 +396,7 @@ def _note_algorithm(config: Config, step: int) -> None:
 
 
 def _shared_gpu(config: Config, stopping: Event) -> SharedGpu | None:
-    """The GPU that an engine shares, once that has left it; None if there is none."""
+    """Acquire the GPU shared with an engine; None if none is shared."""
     if not config.cluster.colocate:
         return None
     gpu = SharedGpu(config.layout.gpu_lock, "trainer")
@@ -414,7 +412,7 @@ def _open_publisher(config: Config, learner: Learner, source: BatchSource, stopp
 
 
 def open_first(config: Config, ranks: Ranks) -> BatchSource:
-    """The data, on rank 0 alone; the others draw none."""
+    """Open the data on rank 0; the other ranks get an empty source."""
     if not ranks.first:
         return BatchSource()
     pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2

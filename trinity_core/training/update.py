@@ -34,8 +34,6 @@ ENLARGERS = (
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchLimits:
-    """How large a micro-batch may be."""
-
     max_tokens: int
     rows: int | None = None
     """Rows of a micro-batch; None for as many as `max_tokens` allows."""
@@ -43,15 +41,14 @@ class MicroBatchLimits:
     """Adjacent rows that must stay together."""
     packing: bool = True
     largest_mask: int | None = LARGEST_MASK
-    """Rows whose attention mask would be larger do not share prompts; None where no mask is needed."""
+    """Beyond this mask size rows do not share prompts; None if no mask is needed."""
 
     def micro(self, batch: Batch, rows: Sequence[int]) -> Micro:
-        """The micro-batch of these rows."""
         return build_micro(batch.experiences, rows, batch.width, self.packing, self.largest_mask)
 
 
 def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks) -> Micros:
-    """This rank's micro-batches, on its device. All ranks have the same number.
+    """Return this rank's micro-batches, on its device. All ranks have the same number.
 
     A rank without work gets real rows with no loss, so that all ranks run the same collectives.
     """
@@ -77,7 +74,7 @@ def micro_batches(batch: Batch, limits: MicroBatchLimits, ranks: Ranks) -> Micro
 
 @torch.no_grad()
 def forward_batch(batch: Batch, micros: Micros, forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
-    """Run `forward` (float32 [K]) on each micro-batch; the results as [B, T], the same on every rank."""
+    """Run `forward` (float32 [K]) on each micro-batch; return the results as [B, T], the same on every rank."""
     grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
     for micro in micros:
         grid.index_add_(0, micro.rows, micro.grid(forward(micro)))
@@ -85,7 +82,8 @@ def forward_batch(batch: Batch, micros: Micros, forward: Callable[[Micro], Tenso
 
 
 def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
-    """True if old log-probs must be computed before the update; otherwise they are the new ones' stop-gradient."""
+    """True if old log-probs must be computed before the update; otherwise they are the stop-gradient of the new
+    ones."""
     in_advantage = "old_logprobs" in objective.advantage_inputs
     return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
 
@@ -120,9 +118,9 @@ def prepare(
     values: Tensor | None,
     entropies: Tensor | None = None,
 ) -> tuple[Prepared, dict[str, float]]:
-    """The whole batch with its advantages, and their metrics.
+    """Return the batch with its advantages, and their metrics.
 
-    Raises InputError for a row that was sampled at another temperature than its teacher's log-probs are of.
+    Raises InputError if a row and its teacher's log-probs have different temperatures.
     """
     rows = batch.experiences
     if "teacher_logprobs" in objective.needs_of_rows:
@@ -134,7 +132,7 @@ def prepare(
         alone = torch.tensor([e.reward or 0.0 for e in rows], device=batch.mask.device)
         token_rewards.scatter_add_(1, last, alone[:, None])
     rewards = batch.rewards
-    if "states" in objective.advantage_inputs:  # which adds up the rewards of turns
+    if "states" in objective.advantage_inputs:  # advantages by state add up the rewards of turns
         pairs = zip(rows, rewards.tolist(), strict=True)
         rewards = rewards.new_tensor([e.metrics.get(STEP_REWARD, reward) for e, reward in pairs])
     result = objective.advantages(
@@ -160,14 +158,15 @@ def prepare(
 
 
 def _sampler_logprobs(batch: Batch, old_logprobs: Tensor | None) -> Tensor | None:
-    """[B, T] those of the policy that sampled; the old ones in rows that have none."""
+    """[B, T]: log-probs under the policy that sampled; the old ones in rows without any."""
     if batch.rollout_logprobs is None or old_logprobs is None:
         return old_logprobs
     return torch.where(batch.has_rollout_logprobs[:, None], batch.rollout_logprobs, old_logprobs)
 
 
 def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[B, T] each token reward at the last action token up to its token, those before all actions at the first action.
+    """[B, T]: move each token reward to the latest action token up to it, or to the first action if there is none
+    before.
 
     Advantages by token then add up the same rewards as those by sequence. Sums of rows are unchanged.
     """
@@ -198,7 +197,7 @@ def update(
     step: int,
     lr: float,
 ) -> dict[str, float]:
-    """One optimiser step over the whole batch; returns metrics that are exact over micro-batches and ranks.
+    """Take one optimiser step on the whole batch; return metrics that are exact over micro-batches and ranks.
 
     Raises TrinityError for a loss or gradient that is not finite.
     """
@@ -230,7 +229,7 @@ def update(
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
-    """The collective that `MetricAccumulator.reduce` takes: (tensor, "sum" or "max"), in place."""
+    """Return the collective for `MetricAccumulator.reduce`: (tensor, "sum" or "max"), in place."""
 
     def reduce(values: Tensor, op: str) -> None:
         if ranks.world_size > 1:
@@ -241,7 +240,6 @@ def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
 
 
 def _present(mask: Tensor, micro: Micro) -> Tensor:
-    """The mask of the micro-batch's rows; all false if the micro-batch is empty."""
     return mask[micro.rows] if len(micro.cells) else mask[micro.rows] & False
 
 
@@ -251,7 +249,7 @@ def _take(values: Tensor | None, micro: Micro) -> Any:
 
 @contextmanager
 def step_in_error(step: int) -> Iterator[None]:
-    """Add the train step to an InputError (a reward or value that is not finite)."""
+    """Prefix an InputError (a reward or value that is not finite) with the train step."""
     try:
         yield
     except InputError as error:
@@ -267,11 +265,11 @@ def check_finite(
     lr: float,
     inputs: Mapping[str, Tensor | None],
 ) -> None:
-    """Raise TrinityError if the loss of `what` ("policy", "critic"), or its gradient's norm, is not finite.
+    """Raise TrinityError if the loss of `what` ("policy", "critic") or its gradient norm is not finite.
 
     The error names those of `inputs` (of the whole batch, the same on every rank) that were not finite before the
-    update; if all were finite, the settings that most often cause overflow. A gradient that overflows under float16 is
-    no error: the loss scale is lowered and the update skipped.
+    update; if all were finite, it lists the settings that most often cause overflow. A gradient that overflows under
+    float16 is not an error: the loss scale is lowered and the update skipped.
     """
     overflow = engine.settings.dtype == torch.float16
     if math.isfinite(loss) and (math.isfinite(norm) or overflow):
@@ -284,7 +282,6 @@ def check_finite(
 
 
 def _causes(engine: TrainingEngine, lr: float, inputs: Mapping[str, Tensor | None]) -> str:
-    """One sentence on the likely cause."""
     broken = [
         f"{name} ({int((~values.isfinite()).sum())} of {values.numel()} numbers)"
         for name, values in inputs.items()

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Rank `rank` of `world_size`; each has its own process, and its own GPU if there are any.
+    """One rank of the trainer, in its own process, with its own GPU if there are any.
 
-    `threads`: of torch on the CPU, in this process; None: as many as torch takes by itself.
+    `threads`: CPU threads of torch in this process; None for torch's default.
     """
 
     def __init__(self, config: Config, rank: int = 0, world_size: int = 1, threads: int | None = None) -> None:
@@ -46,9 +46,9 @@ class TrainerWorker:
         self._trainer: Trainer | None = None
 
     def renew(self, config: Config, threads: int | None = None) -> None:
-        """Become the same rank of another trainer, which `start` loads; what this one held is let go.
+        """Become the same rank of another trainer, which `start` loads; release the old one.
 
-        The process, its imports and its group of ranks are kept.
+        The process, its imports and its process group are kept.
         """
         release(self.config.job_dir, TRAINER_PROCESS)
         self.config, self.threads = config, threads
@@ -58,13 +58,13 @@ class TrainerWorker:
         gc.collect()  # DeepSpeed's engines refer to themselves
 
     def rendezvous(self) -> tuple[str, int]:
-        """An address and a port where the ranks can meet; to be called on rank 0."""
+        """Return the address and port where the ranks meet. Called on rank 0."""
         return meeting_point()
 
     def start(self, master_addr: str = LOOPBACK, master_port: int = 0) -> dict[str, Any]:
-        """Join the other ranks, load the models, go to the latest checkpoint and publish its weights.
+        """Join the other ranks, load the models, resume from the latest checkpoint and publish its weights. Collective.
 
-        Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
+        Returns `progress()`. Raises TrinityError for a model, data set or checkpoint that cannot be used.
         """
         if self.rank == 0:
             hold(self.config.job_dir, TRAINER_PROCESS, LINGER_SECONDS)
@@ -77,7 +77,8 @@ class TrainerWorker:
         return self.progress()
 
     def run(self, loop: Callable[[Trainer], None]) -> dict[str, Any]:
-        """Train by `loop` (`trinity_core.runtime.run.train`) to the end, or until `stop`; the trainer's summary."""
+        """Train with `loop` (`trinity_core.runtime.run.train`) until the end or `stop`; return the trainer's
+        summary."""
         assert self._trainer is not None, "start comes before run"
         self._set_threads()
         with Logged(f"training on rank {self.rank}", log):
@@ -86,20 +87,21 @@ class TrainerWorker:
             return self._trainer.summary()
 
     def _set_threads(self) -> None:
-        """Set the threads of this thread of the actor: torch keeps the number for each thread that computes."""
+        """Set torch's thread count in this thread: torch keeps one for each thread that computes."""
         if self.threads:
             import torch
 
             torch.set_num_threads(self.threads)
 
     def convert(self, step: int, merge: bool = True) -> str:
-        """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
+        """Return the Hugging Face folder made of checkpoint `step`. Runs in this process because torch is loaded
+        already."""
         from trinity_core.checkpoints.huggingface import huggingface_folder
 
         return str(huggingface_folder(self.config, step, merge))
 
     def remove_shared_weights(self) -> None:
-        """Remove the weights published through this machine's shared memory, which are of no use after the run."""
+        """Remove the weights published through this machine's shared memory; nobody reads them after the run."""
         from trinity_core.sync.versions import run_versions
 
         run_versions(self.config).remove()
@@ -109,7 +111,7 @@ class TrainerWorker:
         self._stopping.set()
 
     def progress(self) -> dict[str, Any]:
-        """step, total_steps, state, what it waits for in words, saved_step and the metrics of the last step."""
+        """Return step, total_steps, state, waits (what for, as text), saved_step and the last step's metrics."""
         from dataclasses import asdict
 
         if self._trainer is None:
@@ -118,7 +120,7 @@ class TrainerWorker:
 
 
 class TrainerActor(TrainerWorker):
-    """SIGTERM, as a machine that is taken away sends it to every process, lets it save at the next step boundary."""
+    """Saves at the next step boundary after SIGTERM, which preempted machines send to every process."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
